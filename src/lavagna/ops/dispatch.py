@@ -1,0 +1,224 @@
+"""Who executes an operator, and in which order: the table each api.py holds, and the choice among its rows.
+
+Two independent names: ``form`` is the order of evaluation (recurrent | chunk | parallel), ``impl`` is who
+executes it (reference | torch | cpu | ...). "auto" picks; a named one runs or raises BackendError with every
+reason why it cannot. Nothing falls back silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import cached_property
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..errors import BackendError, InputError, ShapeError, unknown_name
+from .packing import run_packed
+
+__all__ = ["FORMS", "Call", "Result", "Row", "Table", "common_dtype", "device_of"]
+
+FORMS = ("recurrent", "chunk", "parallel")
+IMPLS = ("reference", "torch", "cpu")
+
+
+class Result(NamedTuple):
+    """What every operator returns: the output, and the final state if it was asked for."""
+
+    output: Tensor
+    state: Any
+
+
+class Call(NamedTuple):
+    """One validated call, as every implementation receives it.
+
+    Fields:
+        timed: name -> tensor [B, T, ...].
+        fixed: name -> tensor without a time dimension, or None.
+        options: name -> plain value.
+        state: initial state (never None: zeros where none was given).
+        bounds: boundaries of packed sequences, or None.
+        fills: name -> value of a timed tensor at a token that changes no state (missing: 0).
+    """
+
+    timed: dict[str, Tensor]
+    fixed: dict[str, Tensor | None]
+    options: dict[str, Any]
+    state: Any
+    bounds: list[int] | None = None
+    fills: Mapping[str, float] = {}
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return next(iter(self.timed.values())).shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.timed.values())).device
+
+
+class Row(NamedTuple):
+    """One way to execute an operator.
+
+    Fields:
+        impl: reference | torch | cpu | ...
+        form: recurrent | chunk | parallel.
+        target: "module:function"; the function takes timed, fixed and options as keywords, and state=,
+            and returns (output, final state).
+        refuses: reasons why it cannot run this call, each a clause.
+        packs: the function takes ``bounds=`` itself; otherwise packed sequences reach it as padded groups.
+        widens: the function expects float32 or float64; otherwise it takes half precision as it comes.
+    """
+
+    impl: str
+    form: str
+    target: str
+    refuses: Callable[[Call], list[str]] = lambda call: []
+    packs: bool = False
+    widens: bool = True
+
+    @property
+    def function(self) -> Callable[..., tuple[Tensor, Any]]:
+        module, name = self.target.split(":")
+        return getattr(import_module(module), name)
+
+
+class Table:
+    """The rows of one operator and the choice among them.
+
+    Args:
+        op: name of the public function.
+        rows: in order of preference within a form.
+        prefer: forms in order of preference for a call; "auto" tries them in this order.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        rows: tuple[Row, ...],
+        prefer: Callable[[Call], tuple[str, ...]] = lambda call: (
+            FORMS if call.tokens <= 2 else ("chunk", "parallel", "recurrent")
+        ),
+    ) -> None:
+        self.op = op
+        self.rows = rows
+        self.prefer = prefer
+
+    @cached_property
+    def native_refusals(self) -> list[str]:
+        return native.refusals(self.op)
+
+    def reasons(self, row: Row, call: Call | None = None) -> list[str]:
+        """Every reason why `row` cannot run here (`call` None) or cannot run this call."""
+        found = list(self.native_refusals) if row.impl == "cpu" else []
+        if call is not None:
+            if row.impl == "cpu" and call.device.type != "cpu":
+                found.append(f"its tensors are on {call.device}, not on the CPU")
+            found += row.refuses(call)
+        return found
+
+    def choose(self, call: Call, form: str = "auto", impl: str = "auto") -> Row:
+        """The row that executes `call`.
+
+        Raises:
+            InputError: a name that is none of the known forms or implementations.
+            BackendError: no row with these names can run the call; every reason is listed.
+        """
+        for kind, name, known in (("form", form, FORMS), ("impl", impl, IMPLS)):
+            if name not in (*known, "auto"):
+                raise InputError(f"{self.op}: {unknown_name(kind, name, (*known, 'auto'))}")
+        order = self.prefer(call)
+        named = [r for r in self.rows if form in ("auto", r.form) and impl in ("auto", r.impl)]
+        if impl == "auto":
+            named = [r for r in named if r.impl != "reference"]
+        named.sort(key=lambda r: order.index(r.form) if r.form in order else len(order))
+        refused = []
+        for row in named:
+            reasons = self.reasons(row, call)
+            if not reasons:
+                return row
+            refused.append(f"form={row.form!r}, impl={row.impl!r}: {'; '.join(reasons)}")
+        if not named:
+            have = ", ".join(f"{r.impl}/{r.form}" for r in self.rows)
+            refused = [f"there is no such pair (impl/form there are: {have})"]
+        raise BackendError(f"{self.op}: form={form!r} with impl={impl!r} cannot run: {' | '.join(refused)}")
+
+    def run(self, call: Call, *, form: str, impl: str, dtype: torch.dtype, return_state: bool) -> Result:
+        """Choose a row and execute `call` with it.
+
+        Args:
+            call: validated arguments, in the dtypes that came.
+            form, impl: as the user gave them.
+            dtype: dtype of the output.
+            return_state: hand the final state back.
+        """
+        row = self.choose(call, form, impl)
+        timed, fixed, state = call.timed, call.fixed, call.state
+        if row.widens:
+            wide = _wide_dtype([*timed.values(), *fixed.values()])
+            timed = {name: _widen(t, wide) for name, t in timed.items()}
+            fixed = {name: t if t is None else _widen(t, wide) for name, t in fixed.items()}
+
+        # Autocast would run the products inside in half precision: a recurrence rounds at every step.
+        autocast = torch.autocast(call.device.type, enabled=False) if row.widens else nullcontext()
+        with autocast:
+            if call.bounds is None or row.packs:
+                extra = {"bounds": call.bounds} if row.packs else {}
+                output, final = row.function(**timed, **fixed, **call.options, state=state, **extra)
+            else:
+                output, final = run_packed(
+                    lambda group, rows: row.function(**group, **fixed, **call.options, state=rows),
+                    timed,
+                    call.fills,
+                    state,
+                    call.bounds,
+                    alone=row.impl == "reference",
+                )
+        return Result(output.to(dtype), final if return_state else None)
+
+
+def _wide_dtype(tensors: list[Tensor | None]) -> torch.dtype:
+    dtype = torch.float32
+    for tensor in tensors:
+        if tensor is not None and tensor.dtype in (torch.float64, torch.complex128):
+            dtype = torch.float64
+    return dtype
+
+
+def _widen(tensor: Tensor, real: torch.dtype) -> Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128 if real == torch.float64 else torch.complex64)
+    return tensor.to(real) if tensor.is_floating_point() else tensor
+
+
+def common_dtype(caller: str, **tensors: Tensor | None) -> torch.dtype:
+    """The dtype in which a state of these inputs is kept: float64 when any of them is, else float32.
+
+    Raises:
+        ShapeError: an input is not of a floating (or complex floating) dtype, or they are on different devices.
+    """
+    given = {name: t for name, t in tensors.items() if t is not None}
+    for name, tensor in given.items():
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ShapeError(f"{caller}: {name} must have a floating dtype, got {tensor.dtype}")
+    device_of(caller, **given)
+    return _wide_dtype(list(given.values()))
+
+
+def device_of(caller: str, **tensors: Tensor | None) -> torch.device:
+    """The one device of these tensors.
+
+    Raises:
+        ShapeError: they are on different devices; the message names each.
+    """
+    devices = {name: t.device for name, t in tensors.items() if t is not None}
+    if len(set(devices.values())) > 1:
+        raise ShapeError(
+            f"{caller}: expected all tensors on one device, got " + ", ".join(f"{n} on {d}" for n, d in devices.items())
+        )
+    return next(iter(devices.values()))
