@@ -1,0 +1,147 @@
+"""``lavagna info``: what is installed here, and which implementation each operator can use."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import import_module, metadata
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["EXTRAS", "gather", "info"]
+
+#: extra -> the distribution that it brings
+EXTRAS = {
+    "audio": "soundfile",
+    "gguf": "gguf",
+    "hf": "transformers",
+    "parquet": "pyarrow",
+    "tensorboard": "tensorboard",
+}
+
+
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Tell what is installed here and which implementation each operator can use.
+
+    Every implementation that cannot be used is named with all its reasons.
+    """
+    facts = gather()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        _print(facts)
+
+
+def gather() -> dict[str, Any]:
+    """Everything that ``lavagna info`` tells, as plain values.
+
+    Returns:
+        versions: distribution -> version.
+        extras: extra -> its version or None, and the command that installs it.
+        device: name of the processor; whether torch can use CUDA and MPS here.
+        threads: how many torch uses, and how many this process may use.
+        native: whether the extension is there, its compiler and instruction sets, and what is missing.
+        operators: one entry for each operator, implementation and form, with every reason against it
+            (none: it is usable here; a single call may still be refused).
+    """
+    import torch
+
+    from .. import __version__, native
+    from ..ops import OPS
+
+    versions = {"lavagna": __version__, "python": platform.python_version()}
+    versions |= {name: metadata.version(name) for name in ("torch", "numpy")}
+    return {
+        "versions": versions,
+        "extras": {
+            extra: {"version": _installed(name), "install": f"pip install 'lavagna[{extra}]'"}
+            for extra, name in EXTRAS.items()
+        },
+        "device": {
+            "cpu": _processor(),
+            "cuda": torch.cuda.is_available(),
+            "mps": torch.backends.mps.is_available(),
+        },
+        "threads": {"torch": torch.get_num_threads(), "usable": _usable_cpus()},
+        "native": {
+            "available": native.available(),
+            "compiler": native.compiler(),
+            "instruction_sets": native.instruction_sets(),
+            "missing": native.missing(),
+        },
+        "operators": [
+            {"operator": name, "impl": row.impl, "form": row.form, "reasons": table.reasons(row)}
+            for name, package in OPS.items()
+            for table in [import_module(f"{package}.api").TABLE]
+            for row in table.rows
+        ],
+    }
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _usable_cpus() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    """The processor's name; platform.processor() is empty on many Linux systems."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except FileNotFoundError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..ops.dispatch import FORMS
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    general = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, version in facts["versions"].items():
+        general.add_row(name, version)
+    for name, extra in facts["extras"].items():
+        general.add_row(f"[{name}]", extra["version"] or f"not installed: {extra['install']}")
+    device = facts["device"]
+    general.add_row("processor", device["cpu"])
+    for name in ("cuda", "mps"):
+        general.add_row(name, "available" if device[name] else "not available")
+    general.add_row("threads", f"{facts['threads']['torch']} of {facts['threads']['usable']}")
+    native = facts["native"]
+    if native["available"]:
+        general.add_row("native", f"{native['compiler']}; {', '.join(native['instruction_sets'])}")
+    for reason in native["missing"]:
+        general.add_row("native", reason)
+    console.print(general)
+
+    notes: list[str] = []
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for entry in facts["operators"]:
+        notes += [reason for reason in entry["reasons"] if reason not in notes]
+        numbers = " ".join(str(notes.index(reason) + 1) for reason in entry["reasons"])
+        cells.setdefault((entry["operator"], entry["impl"]), {})[entry["form"]] = (
+            f"no ({numbers})" if entry["reasons"] else "yes"
+        )
+    usable = Table("operator", "impl", *FORMS, box=None, padding=(0, 2, 0, 0))
+    for (operator, impl), forms in cells.items():
+        usable.add_row(operator, impl, *(forms.get(form, "-") for form in FORMS))
+    console.print()
+    console.print(usable)
+    for number, note in enumerate(notes, 1):
+        console.print(f"({number}) {note}")
