@@ -1,0 +1,1 @@
+"""What several tests need: the error budget, and operators called from their specs."""
