@@ -7,48 +7,30 @@ looked up when it is first used.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import Any
 
 __version__ = "0.1.0"
 
-#: name -> the module that it comes from; a package stands for itself
-_LAZY: dict[str, str] = {
+#: name -> the package that it comes from; modules of this package are found by their own names
+_NAMES = {
     "Classifier": "models",
     "LanguageModel": "models",
     "LanguageModelConfig": "models",
     "ModelState": "models",
     "generate": "generation",
 }
-_PACKAGES = (
-    "audit",
-    "checkpoints",
-    "cost",
-    "data",
-    "errors",
-    "evaluation",
-    "generation",
-    "integrations",
-    "mixers",
-    "models",
-    "native",
-    "ops",
-    "report",
-    "scratch",
-    "studies",
-    "tasks",
-    "training",
-)
-
-__all__ = ["__version__", *_LAZY, *_PACKAGES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    if name in _PACKAGES:
+    if name in _NAMES:
+        return getattr(import_module(f"{__name__}.{_NAMES[name]}"), name)
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    modules = [module.name for module in iter_modules(__path__) if not module.name.startswith("_")]
+    return sorted(["__version__", *_NAMES, *modules])
