@@ -219,6 +219,7 @@ def device_of(caller: str, **tensors: Tensor | None) -> torch.device:
     devices = {name: t.device for name, t in tensors.items() if t is not None}
     if len(set(devices.values())) > 1:
         raise ShapeError(
-            f"{caller}: expected all tensors on one device, got " + ", ".join(f"{n} on {d}" for n, d in devices.items())
+            f"{caller}: expected all tensors on one device, got "
+            + ", ".join(f"{n} on {d}" for n, d in devices.items())
         )
     return next(iter(devices.values()))

@@ -27,7 +27,9 @@ def convolve(
     else:
         # Each sequence stands behind its own state in one long row, so that no window crosses a boundary.
         pieces = [
-            part for m, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)) for part in (state[m], x[0, a:b])
+            part
+            for m, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False))
+            for part in (state[m], x[0, a:b])
         ]
         row = torch.cat([*pieces, x.new_zeros(0, x.shape[2])])
         ends = [b + (m + 1) * (width - 1) for m, b in enumerate(bounds[1:])]

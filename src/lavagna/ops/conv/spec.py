@@ -20,11 +20,24 @@ def make(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     state = None
     if case.variant.get("state", True):
         state = normal(B, W - 1, D).to(torch.float64 if dtype == torch.float64 else torch.float32)
-    tensors = {"x": normal(B, T, D), "weight": normal(D, W), "bias": normal(D) if case.variant.get("bias", True) else None}
+    tensors = {
+        "x": normal(B, T, D),
+        "weight": normal(D, W),
+        "bias": normal(D) if case.variant.get("bias", True) else None,
+    }
     return Inputs(tensors, dict(case.options), state)
 
 
-def _case(name: str, T: int, *, B: int = 2, D: int = 6, W: int = 4, activation: str | None = "silu", **variant: object) -> Case:
+def _case(
+    name: str,
+    T: int,
+    *,
+    B: int = 2,
+    D: int = 6,
+    W: int = 4,
+    activation: str | None = "silu",
+    **variant: object,
+) -> Case:
     return Case(name, {"B": B, "T": T, "D": D, "W": W}, {"activation": activation}, variant)
 
 

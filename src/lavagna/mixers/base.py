@@ -1,0 +1,125 @@
+"""What every mixer is: the contract, and the parts of it that are the same for all."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError, ShapeError, StateError
+from ..ops.packing import Padding, check_cu_seqlens
+from ..ops.tree import leaves
+from ..shapes import Dims
+
+__all__ = ["Mixer", "state_dtype"]
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a recurrent state beside activations of `dtype`: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Mixer(nn.Module):
+    """A layer that mixes tokens: [B, T, D] -> [B, T, D], reading the past through a state.
+
+    A subclass gives :meth:`mix` and :meth:`init_state` and :meth:`state_bytes`. It never sees a padded token:
+    a batch with a mask is packed before :meth:`mix` and unpacked after it.
+
+    Constructors take ``width`` and, as keyword-only arguments with defaults and type hints, their options:
+    the registry reads them from there.
+    """
+
+    #: what the paper puts after this mixer in a block: a key of MLPS, or None for no MLP
+    published_mlp: ClassVar[str | None] = "swiglu"
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    # --- for subclasses -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def mix(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, Any]:
+        """Mix real tokens: x [B, T, D], or [1, T, D] with boundaries [M+1]; state of B (or M) rows, or None."""
+
+    @abstractmethod
+    def init_state(
+        self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Any:
+        """The state before the first token, the same as ``state=None``.
+
+        Args:
+            batch_size: B, or the number M of packed sequences.
+            dtype: dtype of the activations; default that of the parameters. Recurrent states are float32
+                (float64 for float64) whatever it is; only a key-value cache has this dtype.
+            device: default that of the parameters.
+
+        Returns:
+            A tree of tensors with the batch first (see lavagna.ops.tree).
+        """
+
+    @abstractmethod
+    def state_bytes(self, context: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of the state of `batch_size` rows after `context` tokens, activations being of `dtype`."""
+
+    # --- for users ------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Any = None,
+        token_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Mix a batch, going on from `state`.
+
+        Args:
+            x: [B, T, D] of the parameters' dtype.
+            state: what an earlier call returned, or None at the start of a sequence.
+            token_mask: bool [B, T], True = a real token. Padding, wherever it stands, changes neither the
+                outputs at real tokens nor the state; outputs at padding are zero.
+            cu_seqlens: int [M+1], boundaries of sequences packed into batch 1, each with its own state.
+
+        Returns:
+            y [B, T, D], and the state after the last real token of each row.
+
+        Raises:
+            ShapeError, InputError, StateError: an argument does not fit.
+        """
+        name = type(self).__name__
+        dims = Dims(name, D=self.width)
+        dims.bind("x", x, "B T D")
+        rows = dims["B"]
+        if cu_seqlens is not None:
+            if token_mask is not None:
+                raise InputError(f"{name}: give token_mask or cu_seqlens, not both")
+            rows = len(check_cu_seqlens(name, cu_seqlens, dims["B"], dims["T"])) - 1
+        for leaf in leaves(state):
+            if leaf.shape[0] != rows:
+                raise StateError(f"{name}: state must have {rows} rows, got {leaf.shape[0]}")
+        if token_mask is None:
+            return self.mix(x, state, cu_seqlens)
+        dims.bind("token_mask", token_mask, "B T")
+        if token_mask.dtype != torch.bool:
+            raise ShapeError(
+                f"{name}: token_mask must be bool with True for real tokens, got {token_mask.dtype}"
+            )
+        padding = Padding.of(token_mask)
+        y, state = self.mix(padding.pack(x), state, padding.cu_seqlens)
+        return padding.unpack(y), state
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Mix one token of each row: x [B, D] and a state -> y [B, D] and the next state."""
+        y, state = self.forward(x[:, None], state)
+        return y[:, 0], state
+
+    # --- shared by subclasses -------------------------------------------------------------------------------
+
+    def _like(
+        self, dtype: torch.dtype | None, device: torch.device | str | None
+    ) -> tuple[torch.dtype, torch.device]:
+        """Fill in the dtype and device of the parameters where none was given."""
+        parameter = next(self.parameters())
+        return dtype or parameter.dtype, torch.device(device) if device is not None else parameter.device

@@ -1,0 +1,109 @@
+"""The MLPs that mix channels, token by token: they carry no state."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .base import Mixer
+
+__all__ = ["GeluMLP", "ReluMLP", "SwiGLU"]
+
+
+class _Stateless(Mixer):
+    """A layer that looks at one token alone."""
+
+    def init_state(
+        self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> None:
+        return None
+
+    def state_bytes(self, context: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
+        return 0
+
+    def mix(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, None]:
+        return self.transform(x), None
+
+    def transform(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        raise NotImplementedError
+
+
+def _hidden(width: int, hidden: int | None, default: int) -> int:
+    if hidden is not None and hidden < 1:
+        raise ConfigError(f"an MLP's hidden width must be at least 1, got {hidden}")
+    return default if hidden is None else hidden
+
+
+class ReluMLP(_Stateless):
+    """y = W2 relu(W1 x + b1) + b2 (Vaswani et al. 2017, section 3.3).
+
+    Args:
+        width: D.
+        hidden: width between the two products; default 4 D.
+        bias: with b1 and b2.
+
+    Parameters: in_proj [hidden, D], out_proj [D, hidden].
+    """
+
+    activation: ClassVar[Any] = staticmethod(F.relu)
+
+    def __init__(self, width: int, *, hidden: int | None = None, bias: bool = True) -> None:
+        super().__init__(width)
+        hidden = _hidden(width, hidden, 4 * width)
+        self.in_proj = nn.Linear(width, hidden, bias=bias)
+        self.out_proj = nn.Linear(hidden, width, bias=bias)
+
+    def transform(self, x: Tensor) -> Tensor:
+        return self.out_proj(self.activation(self.in_proj(x)))
+
+
+class GeluMLP(ReluMLP):
+    """y = W2 gelu(W1 x + b1) + b2 (Hendrycks & Gimpel 2016, with the tanh of GPT-2 by ``approximate``).
+
+    Args:
+        width: D.
+        hidden: width between the two products; default 4 D.
+        bias: with b1 and b2.
+        approximate: "none" for the exact function, "tanh" as GPT-2 has it.
+
+    Parameters: in_proj [hidden, D], out_proj [D, hidden].
+    """
+
+    def __init__(
+        self, width: int, *, hidden: int | None = None, bias: bool = True, approximate: str = "tanh"
+    ) -> None:
+        super().__init__(width, hidden=hidden, bias=bias)
+        if approximate not in ("none", "tanh"):
+            raise ConfigError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
+        self.approximate = approximate
+
+    def transform(self, x: Tensor) -> Tensor:
+        return self.out_proj(F.gelu(self.in_proj(x), approximate=self.approximate))
+
+
+class SwiGLU(_Stateless):
+    """y = W2 (silu(Wg x) ∘ W1 x) (Shazeer 2020).
+
+    Args:
+        width: D.
+        hidden: width between the products; default 8/3 D rounded up to a multiple of 8, which has the
+            parameters of a two-matrix MLP of 4 D.
+        bias: with biases.
+
+    Parameters: gate_proj [hidden, D], in_proj [hidden, D], out_proj [D, hidden].
+    """
+
+    def __init__(self, width: int, *, hidden: int | None = None, bias: bool = False) -> None:
+        super().__init__(width)
+        hidden = _hidden(width, hidden, -(-8 * width // 3 // 8) * 8)
+        self.gate_proj = nn.Linear(width, hidden, bias=bias)
+        self.in_proj = nn.Linear(width, hidden, bias=bias)
+        self.out_proj = nn.Linear(hidden, width, bias=bias)
+
+    def transform(self, x: Tensor) -> Tensor:
+        return self.out_proj(F.silu(self.gate_proj(x)) * self.in_proj(x))

@@ -1,0 +1,269 @@
+"""Tokens in, hidden states out: embedding, blocks, final norm. Heads are put on it by the models."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..errors import ConfigError, InputError, ShapeError, StateError
+from ..files import atomic_folder
+from ..ops.packing import Padding, check_cu_seqlens
+from ..shapes import Dims
+from .block import Block, make_norm
+from .config import LanguageModelConfig
+from .state import BlockState, ModelState
+
+__all__ = ["Backbone"]
+
+
+class Backbone(nn.Module):
+    """The part that all models share; a subclass puts a head on :meth:`hidden`.
+
+    Args:
+        config: the shape.
+        seed: of the initialisation; None draws from torch's global generator.
+
+    Attributes:
+        checkpointing: recompute each block in backward instead of keeping its activations.
+
+    Parameters: embedding [vocab, D] (normal, deviation .02), positions [max_positions, D] (the same),
+        blocks.i.{mixer_norm, mixer, mlp_norm, mlp}, final_norm.
+        The weights that write into the residual stream (``out_proj`` of each mixer and MLP) are divided by the
+        square root of the number of residual branches, as GPT-2 and Mamba do.
+    """
+
+    config_class: ClassVar[type[LanguageModelConfig]] = LanguageModelConfig
+
+    def __init__(self, config: LanguageModelConfig, *, seed: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpointing = False
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            self.embedding = nn.Embedding(config.vocab_size, config.width)
+            nn.init.normal_(self.embedding.weight, std=0.02)
+            self.positions: nn.Parameter | None = None
+            if config.max_positions is not None:
+                self.positions = nn.Parameter(0.02 * torch.randn(config.max_positions, config.width))
+            self.blocks = nn.ModuleList(Block(config, name) for name in config.layers)
+            self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
+            self._scale_residual_branches()
+            self.make_head()
+
+    def make_head(self) -> None:
+        """Create the parameters of the head, within the seeded initialisation."""
+
+    def _scale_residual_branches(self) -> None:
+        writers = [
+            part.out_proj.weight
+            for block in self.blocks
+            for part in (block.mixer, block.mlp)
+            if isinstance(getattr(part, "out_proj", None), nn.Linear)
+        ]
+        with torch.no_grad():
+            for weight in writers:
+                weight /= math.sqrt(len(writers))
+
+    # --- state ----------------------------------------------------------------------------------------------
+
+    def init_state(self, batch_size: int) -> ModelState:
+        """The state before the first token, of `batch_size` rows; the same as ``state=None``."""
+        if batch_size < 0:
+            raise InputError(f"init_state: batch_size must not be negative, got {batch_size}")
+        layers = tuple(
+            BlockState(
+                block.mixer.init_state(batch_size),
+                None if block.mlp is None else block.mlp.init_state(batch_size),
+            )
+            for block in self.blocks
+        )
+        seen = None
+        if self.config.position != "none":
+            seen = torch.zeros(batch_size, dtype=torch.int64, device=self.embedding.weight.device)
+        return ModelState(layers, seen)
+
+    def state_bytes(self, context: int, batch_size: int = 1) -> int:
+        """Bytes of the state of `batch_size` rows after `context` tokens, parameters being of their dtype."""
+        dtype = self.embedding.weight.dtype
+        layers = sum(
+            part.state_bytes(context, batch_size, dtype)
+            for block in self.blocks
+            for part in (block.mixer, block.mlp)
+            if part is not None
+        )
+        return layers + (8 * batch_size if self.config.position != "none" else 0)
+
+    # --- forward --------------------------------------------------------------------------------------------
+
+    def hidden(
+        self,
+        tokens: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        state: ModelState | None = None,
+        token_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, ModelState]:
+        """What the head reads.
+
+        Args:
+            tokens: int [B, T], from 0 to vocab_size − 1; or
+            inputs_embeds: [B, T, D] in place of embedded tokens. Positions are added to either.
+            state: what an earlier call returned.
+            token_mask: bool [B, T], True = a real token; hidden states at padding are zero.
+            cu_seqlens: int [M+1], boundaries of sequences packed into batch 1.
+
+        Returns:
+            [B, T, D] after the final norm, and the state after each row's last real token.
+
+        Raises:
+            InputError: not exactly one of tokens and inputs_embeds; a token outside the vocabulary; a position
+                past the end of a learned table.
+            ShapeError, StateError: an argument does not fit.
+        """
+        name = type(self).__name__
+        if (tokens is None) == (inputs_embeds is None):
+            raise InputError(f"{name}: expected exactly one of tokens and inputs_embeds")
+        dims = Dims(name, D=self.config.width)
+        if tokens is not None:
+            dims.bind("tokens", tokens, "B T")
+            x = self._embed(tokens)
+        else:
+            assert inputs_embeds is not None
+            dims.bind("inputs_embeds", inputs_embeds, "B T D")
+            x = inputs_embeds
+        padding = None
+        if token_mask is not None:
+            if cu_seqlens is not None:
+                raise InputError(f"{name}: give token_mask or cu_seqlens, not both")
+            dims.bind("token_mask", token_mask, "B T")
+            if token_mask.dtype != torch.bool:
+                raise ShapeError(
+                    f"{name}: token_mask must be bool with True for real tokens, got {token_mask.dtype}"
+                )
+            padding = Padding.of(token_mask)
+            x, cu_seqlens = padding.pack(x), padding.cu_seqlens
+        elif cu_seqlens is not None:
+            check_cu_seqlens(name, cu_seqlens, dims["B"], dims["T"])
+        x, state = self._run(x, state, cu_seqlens)
+        return (x if padding is None else padding.unpack(x)), state
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ShapeError(f"{type(self).__name__}: tokens must be integers, got {tokens.dtype}")
+        # On a GPU the look-up itself asserts; asking here would wait for the device.
+        if tokens.device.type == "cpu" and tokens.numel():
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < 0 or high >= self.config.vocab_size:
+                raise InputError(
+                    f"{type(self).__name__}: tokens must be from 0 to {self.config.vocab_size - 1}, "
+                    f"got {low if low < 0 else high}"
+                )
+        return self.embedding(tokens)
+
+    def _run(
+        self, x: Tensor, state: ModelState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, ModelState]:
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        if state is not None:
+            if len(state.layers) != len(self.blocks):
+                raise StateError(f"state must have {len(self.blocks)} layers, got {len(state.layers)}")
+            if state.rows not in (0, rows):
+                raise StateError(f"state must have {rows} rows, got {state.rows}")
+        seen = None
+        if self.config.position != "none":
+            start = torch.zeros(rows, dtype=torch.int64, device=x.device) if state is None else state.seen
+            assert start is not None
+            x, seen = self._add_positions(x, start, cu_seqlens)
+        layers: list[BlockState] = []
+        for i, block in enumerate(self.blocks):
+            before = None if state is None else state.layers[i]
+            if self.checkpointing and torch.is_grad_enabled():
+                x, after = checkpoint(
+                    block, x, before, cu_seqlens, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                x, after = block(x, before, cu_seqlens)
+            layers.append(after)
+        return self.final_norm(x), ModelState(tuple(layers), seen)
+
+    def _add_positions(self, x: Tensor, start: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add the positions start, start + 1, ... of each row; returns x and the next start."""
+        if cu_seqlens is None:
+            offset = torch.arange(x.shape[1], device=x.device)
+            position = start[:, None] + offset
+            after = start + x.shape[1]
+        else:
+            lengths = cu_seqlens.diff().to(torch.int64)
+            offset = torch.arange(x.shape[1], device=x.device)
+            position = (offset + (start - cu_seqlens[:-1]).repeat_interleave(lengths))[None]
+            after = start + lengths
+        if self.positions is not None:
+            last = int(position.max()) if position.numel() else -1
+            if last >= len(self.positions):
+                raise InputError(f"learned positions end at {len(self.positions) - 1}, got position {last}")
+            return x + self.positions[position], after
+        half = torch.arange(0, self.config.width, 2, device=x.device, dtype=torch.float32)
+        angle = position[..., None] * torch.exp(half * (-math.log(10000.0) / self.config.width))
+        table = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., : self.config.width]
+        return x + table.to(x.dtype), after
+
+    # --- files ----------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``config.json`` and ``model.safetensors`` into a folder, whole or not at all."""
+        with atomic_folder(folder) as temporary:
+            self.write(temporary)
+
+    def write(self, folder: Path) -> None:
+        """Write the two files into an existing folder (for callers that add files of their own)."""
+        from safetensors.torch import save_model
+
+        config = {"model": type(self).__name__, **self.config.model_dump(mode="json")}
+        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        save_model(self, str(folder / "model.safetensors"))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Self:
+        """Read a folder that :meth:`save` wrote.
+
+        Raises:
+            ConfigError: a file is missing, the model is of another kind, or weights and configuration disagree.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_model
+
+        path = Path(folder)
+        for name in ("config.json", "model.safetensors"):
+            if not (path / name).is_file():
+                raise ConfigError(f"expected a model folder with {name}, but {str(path)!r} has none")
+        try:
+            values: dict[str, Any] = json.loads((path / "config.json").read_text())
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{str(path / 'config.json')!r} is not JSON: {error}") from None
+        kind = values.pop("model", None)
+        if kind != cls.__name__:
+            raise ConfigError(f"{str(path)!r} holds a {kind}, expected a {cls.__name__}")
+        model = cls(cls.config_class.parse(values), seed=0)
+        try:
+            model.to(_saved_dtype(path / "model.safetensors"))
+            load_model(model, str(path / "model.safetensors"))
+        except (RuntimeError, SafetensorError) as error:
+            raise ConfigError(f"the weights in {str(path)!r} do not fit its config.json: {error}") from None
+        return model.to(device)
+
+
+def _saved_dtype(path: Path) -> torch.dtype:
+    """The dtype of the saved embedding."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor("embedding.weight").dtype
