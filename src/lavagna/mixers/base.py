@@ -103,9 +103,7 @@ class Mixer(nn.Module):
             return self.mix(x, state, cu_seqlens)
         dims.bind("token_mask", token_mask, "B T")
         if token_mask.dtype != torch.bool:
-            raise ShapeError(
-                f"{name}: token_mask must be bool with True for real tokens, got {token_mask.dtype}"
-            )
+            raise ShapeError(f"{name}: token_mask must be bool with True for real tokens, got {token_mask.dtype}")
         padding = Padding.of(token_mask)
         y, state = self.mix(padding.pack(x), state, padding.cu_seqlens)
         return padding.unpack(y), state
@@ -117,9 +115,7 @@ class Mixer(nn.Module):
 
     # --- shared by subclasses -------------------------------------------------------------------------------
 
-    def _like(
-        self, dtype: torch.dtype | None, device: torch.device | str | None
-    ) -> tuple[torch.dtype, torch.device]:
+    def _like(self, dtype: torch.dtype | None, device: torch.device | str | None) -> tuple[torch.dtype, torch.device]:
         """Fill in the dtype and device of the parameters where none was given."""
         parameter = next(self.parameters())
         return dtype or parameter.dtype, torch.device(device) if device is not None else parameter.device

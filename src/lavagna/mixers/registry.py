@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from functools import cache
 from importlib import import_module
 from typing import Any, get_type_hints
 
@@ -50,7 +49,6 @@ def mixer_class(name: str, table: Mapping[str, str] = MIXERS, kind: str = "mixer
     return getattr(import_module(module), attribute)
 
 
-@cache
 def option_types(cls: type[Mixer]) -> type[BaseModel]:
     """A strict pydantic model of the options of a mixer: the keyword arguments of its constructor."""
     hints = get_type_hints(cls.__init__)
@@ -59,9 +57,7 @@ def option_types(cls: type[Mixer]) -> type[BaseModel]:
         for name, parameter in inspect.signature(cls.__init__).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    return create_model(
-        f"{cls.__name__}Options", __config__=ConfigDict(extra="forbid", frozen=True), **fields
-    )
+    return create_model(f"{cls.__name__}Options", __config__=ConfigDict(extra="forbid", frozen=True), **fields)
 
 
 def build(

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,15 +62,15 @@ class Backbone(nn.Module):
         """Create the parameters of the head, within the seeded initialisation."""
 
     def _scale_residual_branches(self) -> None:
-        writers = [
-            part.out_proj.weight
-            for block in self.blocks
-            for part in (block.mixer, block.mlp)
-            if isinstance(getattr(part, "out_proj", None), nn.Linear)
-        ]
+        projections = [getattr(part, "out_proj", None) for block in self.stack() for part in block.parts()]
+        writers = [projection.weight for projection in projections if isinstance(projection, nn.Linear)]
         with torch.no_grad():
             for weight in writers:
-                weight /= math.sqrt(len(writers))
+                weight.mul_(len(writers) ** -0.5)
+
+    def stack(self) -> list[Block]:
+        """The blocks, bottom first."""
+        return cast("list[Block]", list(self.blocks))
 
     # --- state ----------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Backbone(nn.Module):
                 block.mixer.init_state(batch_size),
                 None if block.mlp is None else block.mlp.init_state(batch_size),
             )
-            for block in self.blocks
+            for block in self.stack()
         )
         seen = None
         if self.config.position != "none":
@@ -93,12 +93,7 @@ class Backbone(nn.Module):
     def state_bytes(self, context: int, batch_size: int = 1) -> int:
         """Bytes of the state of `batch_size` rows after `context` tokens, parameters being of their dtype."""
         dtype = self.embedding.weight.dtype
-        layers = sum(
-            part.state_bytes(context, batch_size, dtype)
-            for block in self.blocks
-            for part in (block.mixer, block.mlp)
-            if part is not None
-        )
+        layers = sum(part.state_bytes(context, batch_size, dtype) for block in self.stack() for part in block.parts())
         return layers + (8 * batch_size if self.config.position != "none" else 0)
 
     # --- forward --------------------------------------------------------------------------------------------
@@ -146,9 +141,7 @@ class Backbone(nn.Module):
                 raise InputError(f"{name}: give token_mask or cu_seqlens, not both")
             dims.bind("token_mask", token_mask, "B T")
             if token_mask.dtype != torch.bool:
-                raise ShapeError(
-                    f"{name}: token_mask must be bool with True for real tokens, got {token_mask.dtype}"
-                )
+                raise ShapeError(f"{name}: token_mask must be bool with True for real tokens, got {token_mask.dtype}")
             padding = Padding.of(token_mask)
             x, cu_seqlens = padding.pack(x), padding.cu_seqlens
         elif cu_seqlens is not None:
@@ -169,9 +162,7 @@ class Backbone(nn.Module):
                 )
         return self.embedding(tokens)
 
-    def _run(
-        self, x: Tensor, state: ModelState | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, ModelState]:
+    def _run(self, x: Tensor, state: ModelState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ModelState]:
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         if state is not None:
             if len(state.layers) != len(self.blocks):
@@ -187,9 +178,7 @@ class Backbone(nn.Module):
         for i, block in enumerate(self.blocks):
             before = None if state is None else state.layers[i]
             if self.checkpointing and torch.is_grad_enabled():
-                x, after = checkpoint(
-                    block, x, before, cu_seqlens, use_reentrant=False, preserve_rng_state=False
-                )
+                x, after = checkpoint(block, x, before, cu_seqlens, use_reentrant=False, preserve_rng_state=False)
             else:
                 x, after = block(x, before, cu_seqlens)
             layers.append(after)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..mixers.base import Mixer
 from ..mixers.registry import MLPS, build
 from .config import LanguageModelConfig
 from .state import BlockState
@@ -32,13 +33,13 @@ class Block(nn.Module):
         self.mixer = build(mixer, config.width, config.mixers.get(mixer))
         mlp = config.mlp_of(mixer)
         self.mlp_norm = None if mlp is None else make_norm(config)
-        self.mlp = (
-            None if mlp is None else build(mlp, config.width, config.mlps.get(mlp), table=MLPS, kind="mlp")
-        )
+        self.mlp = None if mlp is None else build(mlp, config.width, config.mlps.get(mlp), table=MLPS, kind="mlp")
 
-    def forward(
-        self, x: Tensor, state: BlockState | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, BlockState]:
+    def parts(self) -> list[Mixer]:
+        """The mixer, and the MLP if there is one."""
+        return [self.mixer] if self.mlp is None else [self.mixer, self.mlp]
+
+    def forward(self, x: Tensor, state: BlockState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, BlockState]:
         """x [B, T, D] and the block's state -> the same of the next block."""
         mixer_state, mlp_state = (None, None) if state is None else state
         x, mixer_state = self._branch(self.mixer_norm, self.mixer, x, mixer_state, cu_seqlens)

@@ -81,15 +81,13 @@ class Classifier(Backbone):
 
         A row without real tokens has a pooled hidden state of zeros.
         """
-        hidden, _ = self.hidden(
-            tokens, inputs_embeds=inputs_embeds, token_mask=token_mask, cu_seqlens=cu_seqlens
-        )
+        hidden, _ = self.hidden(tokens, inputs_embeds=inputs_embeds, token_mask=token_mask, cu_seqlens=cu_seqlens)
         if cu_seqlens is not None:
             lengths = cu_seqlens.diff().to(torch.int64)
             row = torch.arange(len(lengths), device=hidden.device).repeat_interleave(lengths)
-            is_last = torch.arange(hidden.shape[1], device=hidden.device) == (
-                cu_seqlens[1:] - 1
-            ).repeat_interleave(lengths)
+            is_last = torch.arange(hidden.shape[1], device=hidden.device) == (cu_seqlens[1:] - 1).repeat_interleave(
+                lengths
+            )
             flat = hidden[0]
         else:
             mask = (

@@ -58,9 +58,7 @@ def expand_layers(text: str) -> tuple[str, ...]:
         elif tokens[here].isidentifier():
             names = (take(),)
         else:
-            raise ConfigError(
-                f"layers: expected a mixer's name but got {tokens[here] or 'the end'!r} in {text!r}"
-            )
+            raise ConfigError(f"layers: expected a mixer's name but got {tokens[here] or 'the end'!r} in {text!r}")
         return count * names
 
     names = sum_()

@@ -84,7 +84,7 @@ class ModelState:
         Raises:
             StateError: an index is no row of this state.
         """
-        if index.numel() and not (0 <= int(index.min()) and int(index.max()) < self.rows):
+        if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise StateError(f"reorder: rows must be from 0 to {self.rows - 1}, got {index.tolist()}")
         return tree.select(self, index)
 
@@ -142,9 +142,7 @@ class ModelState:
             raise StateError(f"{os.fspath(path)!r} is no state file: its format is {header.get('format')!r}")
         differences = model.config.differences(json.loads(header["config"]))
         if differences:
-            raise StateError(
-                f"{os.fspath(path)!r} was saved by another configuration: {'; '.join(differences)}"
-            )
+            raise StateError(f"{os.fspath(path)!r} was saved by another configuration: {'; '.join(differences)}")
         parameter = next(model.parameters())
         template = model.init_state(int(header["rows"]))
         names = [name for name, _ in tree.named_leaves(template)]

@@ -27,7 +27,7 @@ OPS: dict[str, str] = {
     "short_conv": "lavagna.ops.conv",
 }
 
-__all__ = ["OPS", *OPS]  # noqa: PLE0604
+__all__ = ["OPS", *OPS]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ each group is padded at its end with tokens that change no state (their fills).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ def check_cu_seqlens(caller: str, cu_seqlens: Tensor, batch: int, tokens: int) -
     if batch != 1:
         raise ShapeError(f"{caller}: packed sequences need batch 1, got batch {batch}")
     bounds: list[int] = cu_seqlens.tolist()
-    if bounds[0] != 0 or bounds[-1] != tokens or any(a > b for a, b in zip(bounds, bounds[1:], strict=False)):
+    if bounds[0] != 0 or bounds[-1] != tokens or any(a > b for a, b in pairwise(bounds)):
         raise InputError(
             f"{caller}: cu_seqlens must rise from 0 to T={tokens}, got {bounds[:8]}{'...' if len(bounds) > 8 else ''}"
         )
@@ -53,12 +54,12 @@ class Padding(NamedTuple):
     """Where the real tokens of a padded batch stand.
 
     Fields:
-        index: int64 [R], flat positions (row · T + column) of the real tokens, row by row.
+        place: int64 [R], flat positions (row · T + column) of the real tokens, row by row.
         cu_seqlens: int64 [B+1], boundaries of the rows among the real tokens.
         batch, tokens: B and T of the padded batch.
     """
 
-    index: Tensor
+    place: Tensor
     cu_seqlens: Tensor
     batch: int
     tokens: int
@@ -72,11 +73,11 @@ class Padding(NamedTuple):
 
     def pack(self, x: Tensor) -> Tensor:
         """[B, T, ...] -> [1, R, ...], the real tokens alone."""
-        return x.flatten(0, 1).index_select(0, self.index)[None]
+        return x.flatten(0, 1).index_select(0, self.place)[None]
 
     def unpack(self, x: Tensor) -> Tensor:
         """[1, R, ...] -> [B, T, ...] with zeros where no real token is."""
-        flat = x.new_zeros(self.batch * self.tokens, *x.shape[2:]).index_copy(0, self.index, x[0])
+        flat = x.new_zeros(self.batch * self.tokens, *x.shape[2:]).index_copy(0, self.place, x[0])
         return flat.unflatten(0, (self.batch, self.tokens))
 
 
@@ -103,7 +104,7 @@ def run_packed(
     Returns:
         output [1, T, ...] and the final state, M rows in the order of the sequences.
     """
-    lengths = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+    lengths = [b - a for a, b in pairwise(bounds)]
     groups: dict[int, list[int]] = {}
     for sequence, length in enumerate(lengths):
         groups.setdefault(sequence if alone else length.bit_length(), []).append(sequence)
@@ -125,8 +126,7 @@ def run_packed(
         positions.append(index.flatten().index_select(0, kept))
         order += members
     if not groups:
-        output, final = run({name: x for name, x in timed.items()}, state)
-        return output, final
+        return run(dict(timed), state)
     back = torch.cat(positions).argsort()
     rows = torch.tensor(order, device=device).argsort()
     return torch.cat(outputs).index_select(0, back)[None], select(concatenate(states), rows)

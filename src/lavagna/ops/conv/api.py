@@ -79,7 +79,7 @@ def short_conv(
     if state is None:
         state = x.new_zeros(rows, dims["W"] - 1, dims["D"], dtype=dtype)
     else:
-        Dims("short_conv", **{"D": dims["D"]}).bind("state", state, f"{rows} {dims['W'] - 1} D")
+        Dims("short_conv", D=dims["D"]).bind("state", state, f"{rows} {dims['W'] - 1} D")
         state = state.to(dtype)
     call = Call({"x": x}, {"weight": weight, "bias": bias}, {"activation": activation}, state, bounds)
     return TABLE.run(call, form=form, impl=impl, dtype=x.dtype, return_state=return_state)

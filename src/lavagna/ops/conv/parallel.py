@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,11 +28,7 @@ def convolve(
         tail = rows[:, x.shape[1] :]
     else:
         # Each sequence stands behind its own state in one long row, so that no window crosses a boundary.
-        pieces = [
-            part
-            for m, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False))
-            for part in (state[m], x[0, a:b])
-        ]
+        pieces = [part for m, (a, b) in enumerate(pairwise(bounds)) for part in (state[m], x[0, a:b])]
         row = torch.cat([*pieces, x.new_zeros(0, x.shape[2])])
         ends = [b + (m + 1) * (width - 1) for m, b in enumerate(bounds[1:])]
         shift = torch.tensor([end - b for end, b in zip(ends, bounds[1:], strict=True)], device=x.device)
