@@ -58,9 +58,7 @@ def test_instruction_sets_agree_with_torch() -> None:
     ("compiler", "remedy"),
     [(None, "install a C++17 compiler"), ("/usr/bin/g++", "LAVAGNA_REQUIRE_NATIVE=1")],
 )
-def test_extension_that_was_not_built(
-    monkeypatch: pytest.MonkeyPatch, compiler: str | None, remedy: str
-) -> None:
+def test_extension_that_was_not_built(monkeypatch: pytest.MonkeyPatch, compiler: str | None, remedy: str) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: compiler)
     extension_raises(monkeypatch, ModuleNotFoundError("no such module", name=native.EXTENSION))
     assert not native.available()
