@@ -43,9 +43,7 @@ def _not_built() -> str:
     if any(shutil.which(name) for name in COMPILERS):
         remedy = "there is a C++ compiler now, so reinstall lavagna with LAVAGNA_REQUIRE_NATIVE=1 to see why"
     else:
-        remedy = (
-            "install a C++17 compiler and Python's headers (Debian: g++ python3-dev), then reinstall lavagna"
-        )
+        remedy = "install a C++17 compiler and Python's headers (Debian: g++ python3-dev), then reinstall lavagna"
     return f"the native extension was not built when lavagna was installed; {remedy}"
 
 

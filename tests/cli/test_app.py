@@ -86,9 +86,7 @@ def test_a_fault_of_ours_is_not_dressed_up(command: Callable[[Callable[[], None]
 
 
 @pytest.mark.parametrize("arguments", [("nonsense",), ("info", "--nonsense"), ("info", "nonsense")])
-def test_wrong_arguments_are_status_2(
-    arguments: tuple[str, ...], run: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_wrong_arguments_are_status_2(arguments: tuple[str, ...], run: Callable[..., tuple[int, str, str]]) -> None:
     status, out, err = run(*arguments)
     assert (status, out) == (2, "")
     assert "nonsense" in err
