@@ -46,9 +46,7 @@ def check(name: str, got: Tensor, same: Tensor, exact: Tensor) -> None:
     band = 4 * limits.eps * size(exact) + limits.tiny
     budget = 2 * (error(same, exact) + band)
     found = error(got, exact)
-    assert found <= budget, (
-        f"{name}: error {found:.3g}, {found / budget:.3g} times the budget of {budget:.3g}"
-    )
+    assert found <= budget, f"{name}: error {found:.3g}, {found / budget:.3g} times the budget of {budget:.3g}"
 
 
 def check_all(got: Mapping[str, Tensor], same: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:

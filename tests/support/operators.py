@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,7 +28,7 @@ def existing_specs() -> list[OpSpec]:
     for op in OPS:
         try:
             found.append(load_spec(op))
-        except Exception:  # noqa: BLE001, PERF203
+        except Exception:  # noqa: BLE001
             continue
     return found
 
@@ -59,34 +59,33 @@ def resized(case: Case, **sizes: int) -> Case:
     return case._replace(sizes={**case.sizes, **sizes})
 
 
-def each(
-    cases: Callable[[OpSpec], list[Case]] | None = None, *, reference: bool = True
-) -> pytest.MarkDecorator:
-    """Parametrize a test with (spec, row), and with the cases that the row can run if `cases` is given."""
-    names = "spec, row" if cases is None else "spec, row, case"
-    return pytest.mark.parametrize(names, list(_parameters(cases, reference)))
+Cases = Callable[[OpSpec], Sequence[Case]]
 
 
-def _parameters(cases: Callable[[OpSpec], list[Case]] | None, reference: bool) -> Iterator[Any]:
+def each(cases: Cases | None = None, *, reference: bool = True) -> pytest.MarkDecorator:
+    """Parametrize a test with (spec, row), or with (spec, row, case) when `cases` chooses some."""
+    return pytest.mark.parametrize(
+        "spec, row" if cases is None else "spec, row, case", list(_parameters(cases, reference))
+    )
+
+
+def _parameters(cases: Cases | None, reference: bool) -> Iterator[Any]:
     for spec in SPECS:
-        can_run = rows(spec, reference=reference)
-        if cases is None:
-            for row in can_run:
-                yield pytest.param(spec, row, id=f"{spec.op}-{row.impl}.{row.form}")
-        else:
-            for case in cases(
-                spec
-            ):  # cases outside, so that tests that share a cached reference are neighbours
-                for row in can_run:
-                    yield pytest.param(spec, row, case, id=f"{spec.op}-{row.impl}.{row.form}-{case.name}")
+        for case in [None] if cases is None else cases(spec):
+            for row in rows(spec, reference=reference):  # rows inside: they share a remembered reference
+                name = f"{spec.op}-{row.impl}.{row.form}"
+                if case is None:
+                    yield pytest.param(spec, row, id=name)
+                else:
+                    yield pytest.param(spec, row, case, id=f"{name}-{case.name}")
 
 
 # Inputs ----------------------------------------------------------------------------------------------------
 
 
-def draw(spec: OpSpec, case: Case, dtype: torch.dtype) -> Inputs:
+def draw(spec: OpSpec, case: Case, dtype: torch.dtype = torch.float32, seed: int = 0) -> Inputs:
     """The inputs of a case: the same ones each time."""
-    seed = zlib.crc32(f"{spec.op} {case.name}".encode())
+    seed = zlib.crc32(f"{spec.op} {case.name} {seed}".encode())
     return spec.make(case, torch.Generator().manual_seed(seed), dtype)
 
 
@@ -107,14 +106,13 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def is_timed(spec: OpSpec, name: str, tensor: Tensor | None) -> bool:
-    """Whether the tensor is [B, T, ...]; some arguments may also be given without time, as [HV] or [D, N]."""
-    return tensor is not None and name in spec.timed and (tensor.ndim >= 3 or tensor.dtype == torch.bool)
-
-
 def timed_names(spec: OpSpec, inputs: Inputs) -> list[str]:
-    """Names of the arguments that are [B, T, ...] in this call."""
-    return [name for name, tensor in inputs.tensors.items() if is_timed(spec, name, tensor)]
+    """Names of the arguments that are [B, T, ...] here; some may also be given as [HV] or [D, N]."""
+    return [
+        name
+        for name, tensor in inputs.tensors.items()
+        if tensor is not None and name in spec.timed and (tensor.ndim >= 3 or tensor.dtype == torch.bool)
+    ]
 
 
 def changed(inputs: Inputs, **tensors: Tensor) -> Inputs:
@@ -123,7 +121,7 @@ def changed(inputs: Inputs, **tensors: Tensor) -> Inputs:
 
 
 def piece(spec: OpSpec, inputs: Inputs, start: int, stop: int, state: Any) -> Inputs:
-    """Tokens start to stop of a call, with another initial state."""
+    """Tokens start to stop of a call, from another initial state."""
     cut = {name: inputs.tensors[name][:, start:stop] for name in timed_names(spec, inputs)}
     return changed(inputs, **cut)._replace(state=state)
 
@@ -133,6 +131,13 @@ def batch_rows(spec: OpSpec, inputs: Inputs, index: list[int]) -> Inputs:
     chosen = torch.tensor(index)
     cut = {name: inputs.tensors[name].index_select(0, chosen) for name in timed_names(spec, inputs)}
     return changed(inputs, **cut)._replace(state=select(inputs.state, chosen))
+
+
+def packed(spec: OpSpec, case: Case, lengths: Sequence[int]) -> tuple[Inputs, Tensor]:
+    """Sequences of these lengths in one row, each with its own initial state; float64. Also their boundaries."""
+    inputs = draw(spec, resized(case, B=1, T=sum(lengths)))
+    state = draw(spec, resized(case, B=len(lengths), T=1)).state
+    return double(inputs._replace(state=state)), torch.tensor([0, *lengths]).cumsum(0)
 
 
 # Calls and answers -----------------------------------------------------------------------------------------
@@ -157,88 +162,136 @@ def run(spec: OpSpec, row: Row, inputs: Inputs, **more: Any) -> Result:
     )
 
 
-def with_gradients(spec: OpSpec, inputs: Inputs) -> Inputs:
-    """The same call on fresh leaves that ask for gradients."""
+def asking(spec: OpSpec, inputs: Inputs) -> Inputs:
+    """The same call on leaves that ask for gradients and share the memory, and so the strides, of the inputs."""
 
     def leaf(tensor: Tensor) -> Tensor:
         fresh = tensor.detach()
         return fresh.requires_grad_(fresh.is_floating_point() or fresh.is_complex())
 
     tensors = {
-        name: t if t is None or name in spec.not_differentiable else leaf(t)
-        for name, t in inputs.tensors.items()
+        name: t if t is None or name in spec.not_differentiable else leaf(t) for name, t in inputs.tensors.items()
     }
     return Inputs(tensors, inputs.options, map_tensors(leaf, inputs.state))
 
 
 def named_inputs(inputs: Inputs) -> Answer:
     """Every tensor of a call that asks for a gradient, by name."""
-    tensors = {name: t for name, t in inputs.tensors.items() if t is not None and t.requires_grad}
-    return tensors | {f"state{n and '.'}{n}": t for n, t in named_leaves(inputs.state) if t.requires_grad}
+    return {name: t for name, t in named_leaves(_Both(inputs.tensors, inputs.state)) if t.requires_grad}
+
+
+class _Both:
+    """The tensors and the state of a call as one tree."""
+
+    def __init__(self, tensors: dict[str, Tensor | None], state: Any) -> None:
+        self.parts = {**tensors, "state": state}
+
+    def named_tensors(self) -> Iterator[tuple[str, Any]]:
+        yield from self.parts.items()
+
+
+def named_values(result: Result) -> Answer:
+    """Output and final state by name."""
+    return dict(named_leaves(result))
 
 
 def upstream(shape: torch.Size, dtype: torch.dtype, rounded: torch.dtype, seed: int = 0) -> Tensor:
-    """A random gradient that is exact in `rounded`, so that it is the same one in every dtype."""
+    """A random gradient that is exact in the dtype `rounded`, so that every dtype gets the same numbers."""
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_complex:
-        both = torch.randn(*shape, 2, generator=generator, dtype=torch.float64).to(rounded).double()
-        return torch.view_as_complex(both).to(dtype)
+        parts = torch.randn(*shape, 2, generator=generator, dtype=torch.float64)
+        return torch.view_as_complex(parts.to(rounded).double()).to(dtype)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).to(rounded).to(dtype)
 
 
-def backward(
-    result: Result, inputs: Answer, rounded: torch.dtype = torch.float32, *, state_only: bool = True
-) -> Answer:
-    """Gradients of `inputs` from random upstream gradients of the output and the state, and of the state alone."""
-    final = [t for t in leaves(result.state) if t.requires_grad]
-    losses = {"output and state": [result.output, *final]}
-    if state_only:
-        losses["state"] = final
-    gradients: Answer = {}
-    for loss, results in losses.items():
+def gradients(result: Result, inputs: Answer, rounded: torch.dtype = torch.float32) -> Answer:
+    """Gradients of `inputs` from random upstream gradients of output and state, and of the state alone."""
+    found: Answer = {}
+    for loss, results in (("all", [result.output, *leaves(result.state)]), ("state", leaves(result.state))):
         results = [t for t in results if t.requires_grad]
         ups = [upstream(t.shape, t.dtype, rounded, seed) for seed, t in enumerate(results)]
+        each_gradient: Sequence[Tensor | None] = [None] * len(inputs)
         if results and inputs:
-            found = torch.autograd.grad(
+            each_gradient = torch.autograd.grad(
                 results, list(inputs.values()), ups, retain_graph=True, allow_unused=True
             )
-        else:
-            found = [None] * len(inputs)
-        for (name, tensor), gradient in zip(inputs.items(), found, strict=True):
-            gradients[f"gradient of {name} from {loss}"] = (
-                torch.zeros_like(tensor) if gradient is None else gradient
-            )
-    return gradients
+        for (name, tensor), gradient in zip(inputs.items(), each_gradient, strict=True):
+            found[f"d {loss} / d {name}"] = torch.zeros_like(tensor) if gradient is None else gradient
+    return found
 
 
-def values(result: Result) -> Answer:
-    """Output and final state by name."""
-    return {"output": result.output} | {f"state{n and '.'}{n}": t for n, t in named_leaves(result.state)}
-
-
-def answer(
-    spec: OpSpec, row: Row, inputs: Inputs, rounded: torch.dtype = torch.float32, **more: Any
-) -> Answer:
+def answer(spec: OpSpec, row: Row, inputs: Inputs, rounded: torch.dtype = torch.float32, **more: Any) -> Answer:
     """Output, final state and every gradient of one call."""
-    inputs = with_gradients(spec, inputs)
+    inputs = asking(spec, inputs)
     result = run(spec, row, inputs, **more)
-    found = values(result) | backward(result, named_inputs(inputs), rounded)
+    found = named_values(result) | gradients(result, named_inputs(inputs), rounded)
     return {name: t.detach() for name, t in found.items()}
 
 
-@cache
-def _expected(op: str, name: str, sizes: tuple, dtype: torch.dtype, wide: bool) -> Answer:
-    spec = load_spec(op)
-    case = resized(next(c for c in spec.cases if c.name == name), **dict(sizes))
-    inputs = draw(spec, case, dtype)
-    return answer(spec, reference_row(spec), double(inputs) if wide else inputs, dtype)
+def pieces(spec: OpSpec, row: Row, inputs: Inputs, cuts: Sequence[int]) -> Answer:
+    """The answer of a call that is run in pieces, each from the state of the one before."""
+    inputs = asking(spec, inputs)
+    tokens = inputs.tensors[timed_names(spec, inputs)[0]].shape[1]
+    outputs, state = [], inputs.state
+    for start, stop in zip([0, *cuts], [*cuts, tokens], strict=True):
+        output, state = run(spec, row, piece(spec, inputs, start, stop, state))
+        outputs.append(output)
+    result = Result(torch.cat(outputs, 1), state)
+    found = named_values(result) | gradients(result, named_inputs(inputs))
+    return {name: t.detach() for name, t in found.items()}
 
 
-def same_reference(spec: OpSpec, case: Case, dtype: torch.dtype) -> Answer:
-    """The reference's answer to a case in the same dtype; cached, for it is a loop over tokens."""
-    return _expected(spec.op, case.name, tuple(case.sizes.items()), dtype, False)
+# References, remembered because they are loops over tokens --------------------------------------------------
 
 
-def exact_reference(spec: OpSpec, case: Case, dtype: torch.dtype) -> Answer:
-    """The reference's answer in float64 to the very numbers that `dtype` holds; cached."""
-    return _expected(spec.op, case.name, tuple(case.sizes.items()), dtype, True)
+_remembered: dict[Any, Any] = {}
+
+
+def remembered(key: Any, compute: Callable[[], Any]) -> Any:
+    """The result of `compute`, which is called once for each key."""
+    if key not in _remembered:
+        _remembered[key] = compute()
+    return _remembered[key]
+
+
+def references(
+    spec: OpSpec, case: Case, inputs: Inputs, dtype: torch.dtype = torch.float32, what: str = ""
+) -> tuple[Answer, Answer]:
+    """The reference's answers to the same numbers in their own dtype and in float64.
+
+    Args:
+        inputs: what the answers are to; `case` and `what` name it, for the same name answers are remembered.
+        dtype: of the inputs.
+    """
+    row = reference_row(spec)
+    key = (spec.op, case.name, tuple(case.sizes.items()), dtype, what)
+    return remembered(key, lambda: (answer(spec, row, inputs, dtype), answer(spec, row, double(inputs), dtype)))
+
+
+def exact_reference(spec: OpSpec, case: Case) -> Answer:
+    """The reference's answer in float64 to the float32 inputs of a case."""
+    return references(spec, case, draw(spec, case))[1]
+
+
+def exact_alone(spec: OpSpec, case: Case, lengths: Sequence[int]) -> Answer:
+    """The reference's answer to packed sequences, each run by itself."""
+
+    def compute() -> Answer:
+        inputs, bounds = packed(spec, case, lengths)
+        inputs = asking(spec, inputs)
+        results = [
+            run(
+                spec,
+                reference_row(spec),
+                piece(spec, inputs, start, stop, select(inputs.state, torch.tensor([m]))),
+            )
+            for m, (start, stop) in enumerate(zip(bounds.tolist(), bounds.tolist()[1:], strict=False))
+        ]
+        result = Result(
+            torch.cat([r.output for r in results], 1),
+            map_tensors(lambda *parts: torch.cat(parts), *[r.state for r in results]),
+        )
+        found = named_values(result) | gradients(result, named_inputs(inputs))
+        return {name: t.detach() for name, t in found.items()}
+
+    return remembered((spec.op, case.name, "alone", tuple(lengths)), compute)

@@ -25,15 +25,15 @@ def convolve(
     if bounds is None:
         rows = torch.cat([state, x], 1)
         y = _shifted_products(rows, weight, bias, x.shape[1])
-        tail = rows[:, x.shape[1] :]
+        tail = rows[:, x.shape[1] :].clone()  # a view would keep every token in memory
     else:
         # Each sequence stands behind its own state in one long row, so that no window crosses a boundary.
         pieces = [part for m, (a, b) in enumerate(pairwise(bounds)) for part in (state[m], x[0, a:b])]
         row = torch.cat([*pieces, x.new_zeros(0, x.shape[2])])
         ends = [b + (m + 1) * (width - 1) for m, b in enumerate(bounds[1:])]
-        shift = torch.tensor([end - b for end, b in zip(ends, bounds[1:], strict=True)], device=x.device)
         lengths = torch.tensor(bounds, device=x.device).diff()
-        first = torch.arange(x.shape[1], device=x.device) + shift.repeat_interleave(lengths) - (width - 1)
+        sequence = torch.arange(len(ends), device=x.device).repeat_interleave(lengths)
+        first = torch.arange(x.shape[1], device=x.device) + sequence * (width - 1)
         full = _shifted_products(row[None], weight, bias, max(row.shape[0] - width + 1, 0))
         y = full.index_select(1, first)
         tail = torch.stack([row[e - width + 1 : e] for e in ends]) if ends else state

@@ -1,0 +1,46 @@
+"""The exceptions to the contracts that mathematics demands; the conformance suites read this table."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["CONTRACTS", "EXCEPTIONS", "Exemption", "exempt"]
+
+#: the seven contracts of docs/architecture.md
+CONTRACTS = (
+    "one answer",
+    "cut anywhere",
+    "neighbours don't matter",
+    "the past cannot see the future",
+    "finite",
+    "constant memory",
+    "clear refusal",
+)
+
+
+class Exemption(NamedTuple):
+    """One exception.
+
+    Fields:
+        name: an operator or a mixer.
+        contract: one of CONTRACTS.
+        reason: why no implementation could keep the contract.
+        options: the exception holds for calls with these options alone.
+    """
+
+    name: str
+    contract: str
+    reason: str
+    options: dict[str, Any] = {}
+
+
+EXCEPTIONS = (
+    Exemption("attention", "constant memory", "softmax weighs every earlier key anew, so all of them must be kept"),
+    Exemption("attention", "cut anywhere", "every token sees the tokens after it", {"causal": False}),
+    Exemption("attention", "the past cannot see the future", "every token sees the tokens after it", {"causal": False}),
+)
+
+
+def exempt(name: str, contract: str, **options: Any) -> bool:
+    """Whether the table excepts calls of `name` with these options from a contract."""
+    return any(e.name == name and e.contract == contract and e.options.items() <= options.items() for e in EXCEPTIONS)
