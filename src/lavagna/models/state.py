@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockState", "ModelState"]
 
+_LOGITS = "logits"
+
 
 class BlockState(NamedTuple):
     """States of a block's two parts; None for a part that carries none."""
@@ -102,23 +104,31 @@ class ModelState:
         """The state on another device."""
         return self.map_tensors(lambda t: t.to(device))
 
-    def save(self, path: str | os.PathLike[str], model: Backbone) -> None:
+    def save(self, path: str | os.PathLike[str], model: Backbone, *, logits: Tensor | None = None) -> None:
         """Write a safetensors file, whole or not at all, with the model's configuration in its header.
 
         Args:
             path: the file.
-            model: the model that made this state (or the language model around it).
+            model: the model that made this state.
+            logits: [B, vocab], what the model expects next, to be kept beside the state.
         """
         from safetensors.torch import save_file
 
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tree.named_leaves(self)}
+        if logits is not None:
+            tensors[_LOGITS] = logits.detach().cpu().contiguous().clone()
         header = {"format": "lavagna-state-1", "config": model.config.to_json(), "rows": str(self.rows)}
         with atomic_file(path) as temporary:
             save_file(tensors, temporary, metadata=header)
 
     @staticmethod
     def load(path: str | os.PathLike[str], model: Backbone) -> ModelState:
-        """Read a state that a model of the same configuration saved.
+        """Read a state that a model of the same configuration saved; raises as :meth:`load_with_logits`."""
+        return ModelState.load_with_logits(path, model)[0]
+
+    @staticmethod
+    def load_with_logits(path: str | os.PathLike[str], model: Backbone) -> tuple[ModelState, Tensor | None]:
+        """Read a state and the logits that were saved beside it, if any.
 
         Args:
             path: the file.
@@ -143,7 +153,8 @@ class ModelState:
         differences = model.config.differences(json.loads(header["config"]))
         if differences:
             raise StateError(f"{os.fspath(path)!r} was saved by another configuration: {'; '.join(differences)}")
-        parameter = next(model.parameters())
+        device = next(model.parameters()).device
+        logits = tensors.pop(_LOGITS, None)
         template = model.init_state(int(header["rows"]))
         names = [name for name, _ in tree.named_leaves(template)]
         if set(names) != set(tensors):
@@ -151,4 +162,5 @@ class ModelState:
                 f"{os.fspath(path)!r} holds other tensors than this model's state: {sorted(set(names) ^ set(tensors))}"
             )
         order = iter(names)
-        return template.map_tensors(lambda _: tensors[next(order)].to(parameter.device))
+        state = template.map_tensors(lambda _: tensors[next(order)].to(device))
+        return state, None if logits is None else logits.to(device)
