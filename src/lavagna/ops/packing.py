@@ -105,6 +105,10 @@ def run_packed(
         output [1, T, ...] and the final state, M rows in the order of the sequences.
     """
     lengths = [b - a for a, b in pairwise(bounds)]
+    if not alone and len(set(lengths)) == 1:  # a batch laid out in one row
+        shape = (len(lengths), lengths[0])
+        output, final = run({name: x[0].unflatten(0, shape) for name, x in timed.items()}, state)
+        return output.flatten(0, 1)[None], final
     groups: dict[int, list[int]] = {}
     for sequence, length in enumerate(lengths):
         groups.setdefault(sequence if alone else length.bit_length(), []).append(sequence)
