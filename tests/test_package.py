@@ -11,6 +11,7 @@ import pytest
 
 import lavagna
 from tests.conftest import ROOT
+from tests.import_rules import read_imports, read_modules
 
 HEAVY = ("torch", "triton", "transformers", "matplotlib", "pyarrow", "tokenizers")
 
@@ -62,6 +63,12 @@ def test_every_lazy_name_leads_somewhere(name: str) -> None:
 
 def test_models_operators_and_mixers_are_listed() -> None:
     assert {"LanguageModel", "ModelState", "generate", "ops", "mixers", "models", "training"} <= set(dir(lavagna))
+
+
+def test_type_checkers_see_every_lazy_name() -> None:
+    imports = read_imports([m for m in read_modules(ROOT / "src") if m.name == "lavagna"])
+    seen = [i.target.removeprefix("lavagna.") for i in imports if i.for_types_only]
+    assert sorted(seen) == sorted(lavagna._NAMES.values())
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

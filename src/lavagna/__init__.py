@@ -9,13 +9,22 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .generation import generate as generate
+    from .models import Classifier as Classifier
+    from .models import ClassifierConfig as ClassifierConfig
+    from .models import LanguageModel as LanguageModel
+    from .models import LanguageModelConfig as LanguageModelConfig
+    from .models import ModelState as ModelState
 
 __version__ = "0.1.0"
 
 #: name -> the package that it comes from; modules of this package are found by their own names
 _NAMES = {
     "Classifier": "models",
+    "ClassifierConfig": "models",
     "LanguageModel": "models",
     "LanguageModelConfig": "models",
     "ModelState": "models",
