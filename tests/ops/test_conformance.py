@@ -1,6 +1,7 @@
-"""The seven contracts, for every operator, in every form and implementation that runs here.
+"""Contracts 1 to 6, for every operator, in every form and implementation that runs here.
 
-Operators come from OPS and cases from their specs; nothing here names an operator.
+Contract 7 is in test_refusals.py, and what concerns memory layout in test_layout.py. Operators come from
+OPS and cases from their specs; nothing here names an operator.
 """
 
 from __future__ import annotations
@@ -11,16 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lavagna.errors import BackendError, InputError, ShapeError
-from lavagna.ops.dispatch import FORMS, Row
+from lavagna.ops.dispatch import Row
 from lavagna.ops.spec import Case, Inputs, OpSpec
 from lavagna.ops.tree import leaves, map_tensors, named_leaves
 
 from ..exceptions import exempt
 from ..support.budget import check_all, close, close_all
 from ..support.operators import (
-    SPECS,
-    accepts,
     answer,
     asking,
     batch_rows,
@@ -35,7 +33,6 @@ from ..support.operators import (
     named_inputs,
     named_values,
     packed,
-    piece,
     pieces,
     references,
     resized,
@@ -51,14 +48,6 @@ LENGTHS = (0, 1, 70, 0, 3, 2, 66, 0)  # of packed sequences: empty, one token, m
 def obliged(contract: str, **sizes: int):
     """The variety of cases that a contract binds."""
     return lambda spec: [case for case in variety(spec, **sizes) if not exempt(spec.op, contract, **case.options)]
-
-
-def every_shape(spec: OpSpec) -> list[Case]:
-    """One case for each combination of sizes other than B and T, seven tokens each."""
-    chosen: dict[str, Case] = {}
-    for case in spec.cases:
-        chosen.setdefault(repr(sorted(resized(case, B=0, T=0).sizes.items())), resized(case, B=2, T=7))
-    return list(chosen.values())
 
 
 # 1. One answer ---------------------------------------------------------------------------------------------
@@ -309,12 +298,3 @@ def test_the_state_keeps_no_other_memory_alive(spec: OpSpec, row: Row, case: Cas
         assert [t.untyped_storage().nbytes() for t in leaves(long)] == [
             t.untyped_storage().nbytes() for t in leaves(short)
         ]
-
-
-# 7. Clear refusal ------------------------------------------------------------------------------------------
-
-
-@each(lambda spec: variety(spec)[:1])
-def test_an_unknown_keyword_is_named(spec: OpSpec, row: Row, case: Case) -> None:
-    with pytest.raises(TypeError, match="retrun_state"):
-        run(spec, row, draw(spec, case), retrun_state=True)

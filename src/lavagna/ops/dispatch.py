@@ -200,10 +200,12 @@ def common_dtype(caller: str, **tensors: Tensor | None) -> torch.dtype:
     """The dtype in which a state of these inputs is kept: float64 when any of them is, else float32.
 
     Raises:
-        ShapeError: an input is not of a floating (or complex floating) dtype, or they are on different devices.
+        ShapeError: an input is no tensor, is not of a floating (or complex) dtype, or they are on different devices.
     """
     given = {name: t for name, t in tensors.items() if t is not None}
     for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise ShapeError(f"{caller}: {name} must be a tensor, got {type(tensor).__name__}")
         if not (tensor.is_floating_point() or tensor.is_complex()):
             raise ShapeError(f"{caller}: {name} must have a floating dtype, got {tensor.dtype}")
     device_of(caller, **given)
@@ -219,7 +221,6 @@ def device_of(caller: str, **tensors: Tensor | None) -> torch.device:
     devices = {name: t.device for name, t in tensors.items() if t is not None}
     if len(set(devices.values())) > 1:
         raise ShapeError(
-            f"{caller}: expected all tensors on one device, got "
-            + ", ".join(f"{n} on {d}" for n, d in devices.items())
+            f"{caller}: expected all tensors on one device, got " + ", ".join(f"{n} on {d}" for n, d in devices.items())
         )
     return next(iter(devices.values()))
