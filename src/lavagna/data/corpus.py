@@ -14,6 +14,7 @@ Opening one maps the files: memory does not grow with the data.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -86,7 +87,7 @@ class Corpus:
         if counts != [meta["tokens"], meta["documents"]] * 2:
             raise DataError(
                 f"expected {meta['tokens']} tokens in {meta['documents']} documents in {path}, "
-                f"got {counts[0]} in {counts[1]}: the corpus is damaged"
+                f"got {counts[0]} in {counts[1]}: remove the folder to build it anew"
             )
         return cls(
             path, load_tokenizer(path), meta["fingerprint"], tokens, offsets[:-1], offsets[1:], byte_lengths
@@ -280,8 +281,11 @@ def _install(partial: Path, path: Path, fingerprint: str) -> None:
     try:
         os.rename(partial / "new", path)
     except OSError:
-        if not _is_current(path, fingerprint):
-            raise
+        if _is_current(path, fingerprint):
+            return
+        if (partial / "old").exists() and not path.exists():
+            os.rename(partial / "old", path)
+        raise
 
 
 def _is_current(path: Path, fingerprint: str) -> bool:
@@ -303,5 +307,6 @@ def _read_meta(path: Path) -> dict[str, Any] | None:
 def _sweep(parent: Path, prefix: str) -> None:
     """Remove what builds left that were killed long ago."""
     for folder in parent.iterdir():
-        if folder.name.startswith(prefix) and time.time() - folder.stat().st_mtime > ABANDONED:
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process may be faster
+            if folder.name.startswith(prefix) and time.time() - folder.stat().st_mtime > ABANDONED:
+                shutil.rmtree(folder)

@@ -32,8 +32,8 @@ class Tokenizer(Protocol):
     """What the rest of the library asks of a tokenizer.
 
     Encoding never makes `end_of_document`: it is put between documents when these are fed to a model.
-    For every text t: ``decode(encode(t)) == t`` as bytes (vocabularies that change the text, by a Unicode
-    normalisation say, can't promise it), and ``token_bytes()[encode(t)].sum() == len(t)``.
+    For every text t, as bytes, ``decode(encode(t)) == t`` and ``token_bytes()[encode(t)].sum() == len(t)``.
+    Vocabularies that change the text can promise neither: a Unicode normalisation, or a blank put in front.
     """
 
     @property
@@ -115,7 +115,8 @@ class BPETokenizer:
         end_of_document: the token that separates documents; None takes the first of the usual names.
 
     Raises:
-        DataError: no valid vocabulary, none whose tokens stand for known bytes, or without this token.
+        DataError: no valid vocabulary, one whose tokens stand for no certain bytes, or one without such
+            a token (or where text makes it).
     """
 
     def __init__(self, vocabulary: str, end_of_document: str | None = None) -> None:
@@ -147,8 +148,11 @@ class BPETokenizer:
         self._text: str = self._tokenizer.to_str()
         self.fingerprint = hashlib.sha256(f"{end_of_document}\n{self._text}".encode()).hexdigest()
         self._bytes = _bytes_of_tokens(self._tokenizer, json.loads(self._text), names, self.vocab_size)
+        spelled = self._bytes[self.end_of_document].decode("utf-8", "replace")
         self._bytes[self.end_of_document] = b""
         self._single = {value: index for index, value in enumerate(self._bytes) if len(value) == 1}
+        if self.end_of_document in self._encode_text(f"a\n{spelled}"):
+            raise DataError(f"expected a token that no text makes to end documents, got {end_of_document!r}")
         # What encoding puts before a text (a blank, in some families), to be taken away again.
         self._prefix = b"".join(self._bytes[i] for i in self._encode_text("a"))[: -len(b"a")]
 
