@@ -160,7 +160,7 @@ def test_an_interrupted_build_leaves_nothing_that_opens(source: Path, tmp_path: 
     with pytest.raises(Interrupted):
         prepare(source, ByteTokenizer(), folder, progress=interrupt)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
-    with pytest.raises(DataError, match="expected a corpus in .*corpus, but it has no readable meta.json"):
+    with pytest.raises(DataError, match=r"expected a corpus in .*corpus, but it has no readable meta.json"):
         Corpus.open(folder)
 
     prepare(source, ByteTokenizer(), folder)
@@ -244,7 +244,7 @@ def test_a_damaged_corpus_is_named(corpus_of: CorpusOf) -> None:
     tokens = folder / "tokens.bin"
     whole = tokens.read_bytes()
     tokens.write_bytes(whole[:-2])
-    with pytest.raises(DataError, match="expected 413 tokens in 4 documents in .*, got 412 in 4: remove the folder"):
+    with pytest.raises(DataError, match=r"expected 413 tokens in 4 documents in .*, got 412 in 4: remove the folder"):
         Corpus.open(folder)
     tokens.write_bytes(whole[:-1])
     with pytest.raises(DataError, match="cannot read the corpus"):
@@ -254,7 +254,7 @@ def test_a_damaged_corpus_is_named(corpus_of: CorpusOf) -> None:
         Corpus.open(folder)
     meta = json.loads((folder / "meta.json").read_text())
     (folder / "meta.json").write_text(json.dumps(meta | {"format": 99}))
-    with pytest.raises(DataError, match="expected format 1 of the corpus in .*, got 99"):
+    with pytest.raises(DataError, match=r"expected format 1 of the corpus in .*, got 99"):
         Corpus.open(folder)
     (folder / "meta.json").write_text("[]")
     with pytest.raises(DataError, match=r"no readable meta\.json"):
@@ -281,9 +281,7 @@ def test_text_of_which_the_tokenizer_makes_nothing(tmp_path: Path) -> None:
     fraction=st.floats(0.01, 0.99),
     seed=st.integers(0, 3),
 )
-def test_a_split_is_by_document_disjoint_stable_and_never_empty(
-    lengths: list[int], fraction: float, seed: int
-) -> None:
+def test_a_split_is_by_document_disjoint_stable_and_never_empty(lengths: list[int], fraction: float, seed: int) -> None:
     with TemporaryDirectory() as folder:
         corpus = write_corpus(Path(folder), [bytes([n + 1]) * length for n, length in enumerate(lengths)])
         train, validation = corpus.split(fraction, seed)

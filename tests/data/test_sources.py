@@ -131,12 +131,12 @@ def test_parquet(tmp_path: Path) -> None:
     assert [document.data.decode() for document in found] == [row for row in rows if row]
     assert [found[0].name, found[1].name] == [f"{file}:1", f"{file}:4"]
     assert texts(file, column="raw") == [b"\xff"] * 603
-    with pytest.raises(DataError, match="expected a column 'body', but there are only: text, id, raw$"):
+    with pytest.raises(DataError, match=r"expected a column 'body', but there are only: text, id, raw$"):
         texts(file, column="body")
     with pytest.raises(DataError, match="expected text in column 'id', got int64"):
         texts(file, column="id")
     file.write_bytes(b"no parquet")
-    with pytest.raises(DataError, match="expected a Parquet file, but .*a.parquet is none"):
+    with pytest.raises(DataError, match=r"expected a Parquet file, but .*a.parquet is none"):
         texts(file)
 
 
@@ -165,12 +165,12 @@ def test_pattern_on_the_embedded_default() -> None:
 
 def test_a_python_without_sources_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    with pytest.raises(DataError, match="standard library's sources in .* has none there"):
+    with pytest.raises(DataError, match=r"standard library's sources in .* has none there"):
         documents()
 
 
 def test_what_is_missing_is_named_at_once(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="expected a file, a folder or a glob pattern, but 'nowhere.txt'"):
+    with pytest.raises(DataError, match=r"expected a file, a folder or a glob pattern, but 'nowhere.txt'"):
         documents("nowhere.txt")
     with pytest.raises(DataError, match=r"expected files, but .*\.csv' has or matches none"):
         documents(f"{folder}/*.csv")
@@ -181,7 +181,7 @@ def test_what_is_missing_is_named_at_once(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="got an empty list"):
         documents([])
     (tmp_path / "bare").mkdir()
-    with pytest.raises(DataError, match="expected files, but .*bare' has or matches none"):
+    with pytest.raises(DataError, match=r"expected files, but .*bare' has or matches none"):
         documents(tmp_path / "bare")
 
 
@@ -190,7 +190,7 @@ def test_nothing_but_empty_and_binary_files(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=r"expected text, but there is none in .*1, .*2, .*3, \.\.\. \(only"):
         texts(tmp_path)
-    with pytest.raises(DataError, match="there is none in .*1 "):
+    with pytest.raises(DataError, match=r"there is none in .*1 "):
         texts(tmp_path / "1")
 
 

@@ -113,7 +113,7 @@ def test_training_merges_what_is_frequent_and_keeps_every_byte(trained: BPEToken
 
 def test_training_on_few_bytes_gives_fewer_tokens() -> None:
     assert BPETokenizer.train([Document("a", b"aa\xff")], 1000).vocab_size == 258
-    with pytest.raises(InputError, match="at least 257 .* got 256"):
+    with pytest.raises(InputError, match=r"at least 257 .* got 256"):
         BPETokenizer.train([], 256)
 
 
@@ -191,12 +191,12 @@ def test_what_does_not_load_is_named(blanks: BPETokenizer, tmp_path: Path) -> No
     from tokenizers import Tokenizer as Inner
     from tokenizers import models
 
-    with pytest.raises(DataError, match="'bytes', a tokenizer.json or a model's folder, but 'nothing' does not"):
+    with pytest.raises(DataError, match=r"'bytes', a tokenizer.json or a model's folder, but 'nothing' does not"):
         load_tokenizer("nothing")
     with pytest.raises(DataError, match=r"expected a tokenizer in .* has neither tokenizer.json nor our"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match="expected the text of a tokenizer.json, got one that does not load"):
+    with pytest.raises(DataError, match=r"expected the text of a tokenizer.json, got one that does not load"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(b"\xff")
     with pytest.raises(DataError, match=r"cannot read .*tokenizer\.json"):
@@ -206,7 +206,7 @@ def test_what_does_not_load_is_named(blanks: BPETokenizer, tmp_path: Path) -> No
     with pytest.raises(DataError, match=r"expected JSON in .*tokenizer_config\.json"):
         load_tokenizer(tmp_path)
     words = Inner(models.WordPiece({"a": 0, END: 1}, unk_token="a"))
-    with pytest.raises(DataError, match="expected a byte-level vocabulary, .* got a WordPiece"):
+    with pytest.raises(DataError, match=r"expected a byte-level vocabulary, .* got a WordPiece"):
         BPETokenizer(words.to_str())
     text = (tmp_path / "tokenizer.json").read_text()
     with pytest.raises(DataError, match="expected '<end>' in the vocabulary"):
@@ -228,9 +228,7 @@ def test_a_long_document_in_pieces_has_the_tokens_of_the_whole(
     np.testing.assert_array_equal(np.concatenate(parts), trained.encode(text))
 
 
-def test_a_long_document_without_a_place_to_cut(
-    trained: BPETokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_document_without_a_place_to_cut(trained: BPETokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lavagna.data.tokenizer.PIECE", 1_000)
     pieces = [b"a\n\nb" * 800] * 5
     (ids,) = trained.encode_pieces(pieces)

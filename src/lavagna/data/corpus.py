@@ -89,9 +89,7 @@ class Corpus:
                 f"expected {meta['tokens']} tokens in {meta['documents']} documents in {path}, "
                 f"got {counts[0]} in {counts[1]}: remove the folder to build it anew"
             )
-        return cls(
-            path, load_tokenizer(path), meta["fingerprint"], tokens, offsets[:-1], offsets[1:], byte_lengths
-        )
+        return cls(path, load_tokenizer(path), meta["fingerprint"], tokens, offsets[:-1], offsets[1:], byte_lengths)
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -298,9 +296,7 @@ def _read_meta(path: Path) -> dict[str, Any] | None:
         meta = json.loads((path / META).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    known = (
-        isinstance(meta, dict) and {"format", "fingerprint", "dtype", "documents", "tokens"} <= meta.keys()
-    )
+    known = isinstance(meta, dict) and {"format", "fingerprint", "dtype", "documents", "tokens"} <= meta.keys()
     return meta if known else None
 
 

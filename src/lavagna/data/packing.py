@@ -57,9 +57,7 @@ class Batch(NamedTuple):
 class _Batches:
     """What both kinds share: checked sizes, this rank's rows of a step, the order of documents."""
 
-    def __init__(
-        self, corpus: Corpus, context: int, batch_size: int, seed: int, rank: int, world_size: int
-    ) -> None:
+    def __init__(self, corpus: Corpus, context: int, batch_size: int, seed: int, rank: int, world_size: int) -> None:
         if context < 1 or batch_size < 1:
             raise InputError(f"expected context and batch_size of at least 1, got {context} and {batch_size}")
         if seed < 0:
@@ -87,6 +85,11 @@ class _Batches:
 
     def at(self, step: int) -> Batch:
         """Return this rank's batch of a step, step >= 0."""
+        if step < 0:
+            raise InputError(f"expected a step of at least 0, got {step}")
+        return self._batch(step)
+
+    def _batch(self, step: int) -> Batch:
         raise NotImplementedError
 
     def _permute(self, what: int, number: int, size: int) -> np.ndarray:
@@ -144,12 +147,9 @@ class PackedBatches(_Batches):
     def rows(self, step: int) -> list[int]:
         """Return which rows of the stream this rank reads at a step: row r is tokens r·context and on."""
         numbers = (divmod(int(n), self._block) for n in step * self.rows_per_step + self._rows)
-        return [
-            block * self._block + int(self._permutation(ROWS, block, self._block)[n]) for block, n in numbers
-        ]
+        return [block * self._block + int(self._permutation(ROWS, block, self._block)[n]) for block, n in numbers]
 
-    def at(self, step: int) -> Batch:
-        """Return this rank's batch of a step, tokens [1, batch_size * context], with `cu_seqlens`."""
+    def _batch(self, step: int) -> Batch:
         runs = [run for row in self.rows(step) for run in self._read(row * self.context, self.context)]
         tokens = torch.from_numpy(np.concatenate([run[:-1] for run in runs]))[None]
         targets = torch.from_numpy(np.concatenate([run[1:] for run in runs]))[None]
@@ -213,8 +213,7 @@ class StreamBatches(_Batches):
         """Steps after which every segment was read: the length of a row's span."""
         return -(-int(self._segments.sum()) // self.rows_per_step)
 
-    def at(self, step: int) -> Batch:
-        """Return this rank's batch of a step, tokens [batch_size, context], with `token_mask` and `reset`."""
+    def _batch(self, step: int) -> Batch:
         epoch, place = divmod(step, self.steps_per_epoch)
         ends = self._ends(epoch)
         order = self._permutation(DOCUMENTS, epoch, len(self.corpus))

@@ -44,9 +44,7 @@ class SourceFile(NamedTuple):
 Pieces = tuple[str, Iterator[bytes]]  # a document read piece by piece: its name, then its bytes in order
 
 
-def documents(
-    source: Source = None, *, column: str = "text", pattern: str | None = None
-) -> Iterator[Document]:
+def documents(source: Source = None, *, column: str = "text", pattern: str | None = None) -> Iterator[Document]:
     """Read the documents of a source one after another, never all at once.
 
     A text file is one document; a line of JSON (``.jsonl``, ``.ndjson``) or a row of Parquet (``.parquet``)
@@ -79,9 +77,7 @@ def stdlib_folder() -> Path:
     """
     folder = Path(sysconfig.get_path("stdlib"))
     if not (folder / "os.py").is_file():
-        raise DataError(
-            f"expected the standard library's sources in {folder}, but this Python has none there"
-        )
+        raise DataError(f"expected the standard library's sources in {folder}, but this Python has none there")
     return folder
 
 
@@ -172,13 +168,9 @@ def _expand(part: str | os.PathLike[str] | None, pattern: str | None) -> list[So
         files = [SourceFile(Path(part), named=True)]
     elif glob.has_magic(os.fspath(part)):
         hits = map(Path, sorted(glob.glob(os.fspath(part), recursive=True)))
-        files = [
-            file for hit in hits for file in (_walk(hit) if hit.is_dir() else [SourceFile(hit, named=False)])
-        ]
+        files = [file for hit in hits for file in (_walk(hit) if hit.is_dir() else [SourceFile(hit, named=False)])]
     else:
-        raise DataError(
-            f"expected a file, a folder or a glob pattern, but {os.fspath(part)!r} does not exist"
-        )
+        raise DataError(f"expected a file, a folder or a glob pattern, but {os.fspath(part)!r} does not exist")
     if not files:
         raise DataError(f"expected files, but {os.fspath(part)!r} has or matches none")
     kept = files if pattern is None else [file for file in files if file.path.match(pattern)]
@@ -224,9 +216,7 @@ def _read_json_lines(file: SourceFile, column: str) -> Iterator[Pieces]:
             try:
                 record = json.loads(line)
             except ValueError as error:  # malformed JSON, or bytes that are no UTF-8
-                raise DataError(
-                    f"{where}: expected one JSON object a line, got {_start(line)} ({error})"
-                ) from error
+                raise DataError(f"{where}: expected one JSON object a line, got {_start(line)} ({error})") from error
             if not isinstance(record, dict):
                 raise DataError(f"{where}: expected one JSON object a line, got {_start(line)}")
             if column not in record:

@@ -125,9 +125,7 @@ class BPETokenizer:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(vocabulary)
         except Exception as error:  # the package raises nothing narrower
-            raise DataError(
-                f"expected the text of a tokenizer.json, got one that does not load ({error})"
-            ) from error
+            raise DataError(f"expected the text of a tokenizer.json, got one that does not load ({error})") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # in a document "<|endoftext|>" is text
@@ -180,9 +178,7 @@ class BPETokenizer:
             show_progress=False,
         )
         texts = (
-            piece.decode("utf-8", "ignore")
-            for document in documents
-            for piece in _cut_at_lines(_slices(document.data))
+            piece.decode("utf-8", "ignore") for document in documents for piece in _cut_at_lines(_slices(document.data))
         )
         tokenizer.train_from_iterator(texts, trainer=trainer)
         return cls(tokenizer.to_str(), END_OF_DOCUMENT)
@@ -294,9 +290,7 @@ def load_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
             return ByteTokenizer()
         raise DataError(f"expected a tokenizer in {path}, but it has neither {VOCABULARY} nor our {CONFIG}")
     if not path.exists():
-        raise DataError(
-            f"expected 'bytes', a tokenizer.json or a model's folder, but {str(name)!r} does not exist"
-        )
+        raise DataError(f"expected 'bytes', a tokenizer.json or a model's folder, but {str(name)!r} does not exist")
     return BPETokenizer.load(path)
 
 
