@@ -1,0 +1,94 @@
+"""Checkpoints of a run: all that the next step depends on, in a folder that is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..data.tokenizer import Tokenizer
+from ..errors import ConfigError
+from ..files import atomic_folder
+from ..models import LanguageModel, ModelState
+
+__all__ = ["CHECKPOINTS", "Resumed", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+
+CHECKPOINTS = "checkpoints"
+KEPT = 2  # the last one, and the one before it should the last have saved what should not be gone on from
+
+
+class Resumed(NamedTuple):
+    """What a run goes on from: steps done, and the state carried between steps."""
+
+    step: int
+    state: ModelState | None
+
+
+def save_checkpoint(
+    run: Path,
+    *,
+    step: int,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    optimizer: torch.optim.Optimizer,
+    state: ModelState | None,
+    record: Mapping[str, Any],
+) -> Path:
+    """Write ``checkpoints/step-N`` (a model folder and the optimiser beside it); older ones are removed.
+
+    Args:
+        run: folder of the run.
+        step: steps done.
+        model, tokenizer: written as a model folder, ready for use.
+        optimizer: its moments.
+        state: carried between steps, or None.
+        record: what must be the same when the run goes on (see :func:`load_checkpoint`).
+    """
+    folder = run / CHECKPOINTS / f"step-{step:08d}"
+    with atomic_folder(folder) as temporary:
+        model.write(temporary)
+        tokenizer.save(temporary)
+        torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
+        if state is not None:
+            state.save(temporary / "state.safetensors", model)
+        training = {"step": step, "carries_state": state is not None, "record": dict(record)}
+        (temporary / "training.json").write_text(json.dumps(training, indent=2, sort_keys=True) + "\n")
+    for old in sorted((run / CHECKPOINTS).glob("step-*"))[:-KEPT]:
+        shutil.rmtree(old)
+    return folder
+
+
+def latest_checkpoint(run: Path) -> Path | None:
+    """The checkpoint with the most steps, or None."""
+    found = [folder for folder in (run / CHECKPOINTS).glob("step-*") if (folder / "training.json").is_file()]
+    return max(found, default=None)
+
+
+def load_checkpoint(
+    folder: Path, *, model: LanguageModel, optimizer: torch.optim.Optimizer, record: Mapping[str, Any]
+) -> Resumed:
+    """Load a checkpoint into a model and an optimiser.
+
+    Raises:
+        ConfigError: the run was made with other settings or other data; the message names each that differs.
+    """
+    from safetensors.torch import load_model
+
+    training = json.loads((folder / "training.json").read_text())
+    before, now = training["record"], json.loads(json.dumps(dict(record)))
+    differing = [
+        f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+    if differing:
+        raise ConfigError(f"cannot resume {str(folder)!r} with other settings: {'; '.join(differing)}")
+    load_model(model, str(folder / "model.safetensors"))
+    device = model.embedding.weight.device
+    optimizer.load_state_dict(torch.load(folder / "optimizer.pt", map_location=device, weights_only=True))
+    state = ModelState.load(folder / "state.safetensors", model) if training["carries_state"] else None
+    return Resumed(training["step"], state)
