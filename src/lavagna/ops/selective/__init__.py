@@ -1,0 +1,1 @@
+"""S6, the selective scan of Mamba: decay, write and read all come from the input."""
