@@ -19,6 +19,7 @@ from lavagna.data import (
     load_tokenizer,
     stdlib_folder,
 )
+from lavagna.data.tokenizer import _cut_at_lines
 from lavagna.errors import DataError, InputError
 
 TEXT = b"def f(x):\n    return x + 1\n\n\nclass A:\n\tpass\n" * 50 + "perché così è più sù\n".encode() * 20
@@ -166,7 +167,9 @@ def test_the_end_of_documents_is_the_one_of_the_config(blanks: BPETokenizer, tmp
 
 def test_a_vocabulary_with_blanks_and_a_fallback_to_bytes(blanks: BPETokenizer) -> None:
     ids = blanks.encode("ab a\nè")
-    assert blanks.decode(ids) == "ab a\nè".encode()
+    assert blanks.decode(ids) == " ab a\nè".encode()
+    decoder = StreamDecoder(blanks)
+    assert [decoder.push(blanks.encode("ab")), decoder.push(blanks.encode("a"))] == [" ab", " a"]
     sizes = blanks.token_bytes()
     assert sizes[ids].sum() == 1 + len("ab a\nè".encode())  # and the blank put in front
     assert sizes[:3].tolist() == [0, 0, 0]
@@ -226,6 +229,19 @@ def test_a_long_document_in_pieces_has_the_tokens_of_the_whole(
     parts = [*trained.encode_pieces(pieces)]
     assert len(parts) > 3
     np.testing.assert_array_equal(np.concatenate(parts), trained.encode(text))
+
+
+def test_a_long_document_is_cut_where_no_white_space_is_beside_the_newline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lavagna.data.tokenizer.PIECE", 20)
+    lines = ["黑板黑板黑板黑\n", "板黑板黑板黑板\n", "\N{NO-BREAK SPACE}黑板黑板黑板\n", "黑板黑板黑板\n", "\n", "a"]
+    data = "".join(lines).encode()
+    for size in (1, 7, 23, 1000):
+        pieces = [data[start : start + size] for start in range(0, len(data), size)]
+        parts = [part.decode() for part in _cut_at_lines(pieces)]
+        assert "".join(parts) == "".join(lines)
+        assert not any(part[0].isspace() or part.endswith("\n\n") or part == "a" for part in parts)
+        if size == 1:
+            assert parts == [lines[0], lines[1] + lines[2], lines[3] + lines[4] + lines[5]]
 
 
 def test_a_long_document_without_a_place_to_cut(trained: BPETokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

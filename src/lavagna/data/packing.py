@@ -122,6 +122,7 @@ class PackedBatches(_Batches):
 
     Raises:
         DataError: the corpus is shorter than one context.
+        InputError: a number outside of its range.
     """
 
     def __init__(
@@ -192,6 +193,7 @@ class StreamBatches(_Batches):
 
     Raises:
         DataError: the corpus is shorter than one context.
+        InputError: a number outside of its range.
     """
 
     def __init__(

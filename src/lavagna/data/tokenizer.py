@@ -32,8 +32,9 @@ class Tokenizer(Protocol):
     """What the rest of the library asks of a tokenizer.
 
     Encoding never makes `end_of_document`: it is put between documents when these are fed to a model.
-    For every text t, as bytes, ``decode(encode(t)) == t`` and ``token_bytes()[encode(t)].sum() == len(t)``.
-    Vocabularies that change the text can promise neither: a Unicode normalisation, or a blank put in front.
+    Decoding goes token by token: ``decode(a + b) == decode(a) + decode(b)`` and
+    ``token_bytes()[a].sum() == len(decode(a))``. For every text t, as bytes, ``decode(encode(t)) == t``,
+    except in vocabularies that change the text by a Unicode normalisation or by a blank put in front.
     """
 
     @property
@@ -151,8 +152,8 @@ class BPETokenizer:
         self._single = {value: index for index, value in enumerate(self._bytes) if len(value) == 1}
         if self.end_of_document in self._encode_text(f"a\n{spelled}"):
             raise DataError(f"expected a token that no text makes to end documents, got {end_of_document!r}")
-        # What encoding puts before a text (a blank, in some families), to be taken away again.
-        self._prefix = b"".join(self._bytes[i] for i in self._encode_text("a"))[: -len(b"a")]
+        # What encoding puts before a text: in some families a blank.
+        self._prefix = self.decode(self._encode_text("a")).removesuffix(b"a")
 
     @classmethod
     def train(cls, documents: Iterable[Document], vocab_size: int = 4096) -> BPETokenizer:
@@ -213,8 +214,8 @@ class BPETokenizer:
     def encode_pieces(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield the ids of one document that comes in pieces.
 
-        Long documents are cut after a newline that stands alone between two visible characters, where
-        words end in every usual vocabulary; one that writes a blank before each text is not cut.
+        Long documents are cut after a newline that stands alone, with no other white space beside it:
+        there words end in every usual vocabulary. One that puts a blank in front of a text can't be cut.
         """
         if self._prefix:
             return iter([self.encode(b"".join(pieces))])
@@ -226,8 +227,7 @@ class BPETokenizer:
         Raises:
             InputError: an id outside of the vocabulary.
         """
-        text = b"".join(self._bytes[i] for i in _checked_ids(ids, self.vocab_size).tolist())
-        return text.removeprefix(self._prefix)
+        return b"".join(self._bytes[i] for i in _checked_ids(ids, self.vocab_size).tolist())
 
     def token_bytes(self) -> np.ndarray:
         """Return how many bytes each id stands for, int64 [vocab_size]; control tokens count 0."""
@@ -338,17 +338,18 @@ def _slices(data: bytes) -> Iterator[bytes]:
 
 
 def _cut_at_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Join and cut pieces so that each, about 1 MiB long, ends where a single newline does."""
+    """Join and cut pieces so that each, about 1 MiB long, ends with a newline that stands alone."""
     buffer = b""
     for piece in pieces:
-        searched = max(len(buffer) - 1, 1)
+        searched = max(len(buffer) - 4, 1)
         buffer += piece
         if len(buffer) < PIECE:
             continue
-        cut = len(buffer)
+        cut = len(buffer) - 4  # a character has up to four bytes: the one after the newline must be whole
         while (cut := buffer.rfind(b"\n", searched, cut)) > 0:
-            around = buffer[cut - 1 : cut + 2]
-            if len(around) == 3 and 0x21 <= around[0] <= 0x7E and 0x21 <= around[2] <= 0x7E:
+            before = buffer[max(cut - 4, 0) : cut].decode("utf-8", "replace")[-1]
+            after = buffer[cut + 1 : cut + 5].decode("utf-8", "replace")[0]
+            if not before.isspace() and not after.isspace():
                 yield buffer[: cut + 1]
                 buffer = buffer[cut + 1 :]
                 break
