@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, ShapeError, StateError
 from ..ops.packing import Padding, check_cu_seqlens
-from ..ops.tree import leaves
+from ..ops.tree import leaves, nbytes
 from ..shapes import Dims
 
 __all__ = ["Mixer", "state_dtype"]
@@ -24,8 +24,8 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 class Mixer(nn.Module):
     """A layer that mixes tokens: [B, T, D] -> [B, T, D], reading the past through a state.
 
-    A subclass gives :meth:`mix` and :meth:`init_state` and :meth:`state_bytes`. It never sees a padded token:
-    a batch with a mask is packed before :meth:`mix` and unpacked after it.
+    A subclass gives :meth:`mix` and :meth:`init_state`, and :meth:`state_bytes` if its state grows. It never sees
+    a padded token: a batch with a mask is packed before :meth:`mix` and unpacked after it.
 
     Constructors take ``width`` and, as keyword-only arguments with defaults and type hints, their options:
     the registry reads them from there.
@@ -60,9 +60,9 @@ class Mixer(nn.Module):
             A tree of tensors with the batch first (see lavagna.ops.tree).
         """
 
-    @abstractmethod
     def state_bytes(self, context: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of the state of `batch_size` rows after `context` tokens, activations being of `dtype`."""
+        return nbytes(self.init_state(batch_size, dtype=dtype, device="meta"))
 
     # --- for users ------------------------------------------------------------------------------------------
 
@@ -119,3 +119,8 @@ class Mixer(nn.Module):
         """Fill in the dtype and device of the parameters where none was given."""
         parameter = next(self.parameters())
         return dtype or parameter.dtype, torch.device(device) if device is not None else parameter.device
+
+    def _zeros(self, *shape: int, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
+        """A recurrent state before the first token; dtype and device as in :meth:`init_state`."""
+        dtype, device = self._like(dtype, device)
+        return torch.zeros(shape, dtype=state_dtype(dtype), device=device)

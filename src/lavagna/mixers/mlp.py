@@ -22,9 +22,6 @@ class _Stateless(Mixer):
     ) -> None:
         return None
 
-    def state_bytes(self, context: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
-        return 0
-
     def mix(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, None]:
         return self.transform(x), None
 
@@ -74,9 +71,7 @@ class GeluMLP(ReluMLP):
     Parameters: in_proj [hidden, D], out_proj [D, hidden].
     """
 
-    def __init__(
-        self, width: int, *, hidden: int | None = None, bias: bool = True, approximate: str = "tanh"
-    ) -> None:
+    def __init__(self, width: int, *, hidden: int | None = None, bias: bool = True, approximate: str = "tanh") -> None:
         super().__init__(width, hidden=hidden, bias=bias)
         if approximate not in ("none", "tanh"):
             raise ConfigError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
