@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lavagna.ops.dispatch import Row
 from lavagna.ops.spec import Case, Inputs, OpSpec
-from lavagna.ops.tree import leaves, map_tensors, named_leaves
+from lavagna.ops.tree import leaves, map_tensors, named_leaves, select
 
 from ..exceptions import exempt
 from ..support.budget import check_all, close, close_all
@@ -83,7 +83,8 @@ def test_half_precision_data_meets_float32_parameters(spec: OpSpec, row: Row, ca
     assert output.dtype == torch.bfloat16
     assert {t.dtype for t in leaves(state)} == {t.dtype for t in leaves(run(spec, row, half).state)}
     wide, _ = run(spec, row, mapped(inputs, lambda t: t.float() if t.is_floating_point() else t))
-    assert torch.equal(output, wide.to(torch.bfloat16))
+    if row.widens:
+        assert torch.equal(output, wide.to(torch.bfloat16))
 
 
 @each(lambda spec: variety(spec, B=1, T=5), reference=True)
@@ -105,11 +106,7 @@ def test_gradients_are_derivatives(spec: OpSpec, row: Row, case: Case) -> None:
 @each(lambda spec: variety(spec, T=7))
 def test_no_state_is_a_state_of_zeros(spec: OpSpec, row: Row, case: Case) -> None:
     inputs = double(draw(spec, case))
-    if spec.state_shapes is None:
-        zeros = map_tensors(lambda t: t[:, :0], inputs.state)
-    else:
-        final = run(spec, row, inputs).state
-        zeros = map_tensors(torch.zeros_like, final)
+    zeros = map_tensors(torch.zeros_like, run(spec, row, inputs).state)
     without, given = run(spec, row, inputs._replace(state=None)), run(spec, row, inputs._replace(state=zeros))
     close_all(named_values(without), named_values(given), 1e-14)
 
@@ -197,8 +194,8 @@ def test_rows_of_a_batch_do_not_meet(spec: OpSpec, row: Row, case: Case) -> None
         close(f"{name} of a permuted batch", got, expected[[2, 0, 1]], 1e-14)
     for b in range(3):
         alone = run(spec, row, batch_rows(spec, inputs, [b]))
-        for (name, got), expected in zip(named_leaves(alone), leaves(whole), strict=True):
-            close(f"{name} of row {b} alone", got, expected[[b]], 1e-12)
+        for (name, got), expected in zip(named_leaves(alone), leaves(select(whole, torch.tensor([b]))), strict=True):
+            close(f"{name} of row {b} alone", got, expected, 1e-12)
 
     timed = {name: inputs.tensors[name] for name in timed_names(spec, inputs)}
     timed = {name: t for name, t in timed.items() if t.requires_grad}
