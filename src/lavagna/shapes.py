@@ -8,7 +8,7 @@ T       time (tokens)
 S       slots of a key-value cache
 H       heads of queries and keys
 HV      heads of values, a multiple of H
-G       groups that share B and C (Mamba)
+G       groups of heads that share k and v (attention), or B and C (Mamba)
 K       key dimension of a head
 V       value dimension of a head
 D       width (channels)
