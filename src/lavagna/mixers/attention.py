@@ -12,11 +12,13 @@ from ..ops.softmax.api import attention
 from ..ops.softmax.cache import KVCache
 from .base import Mixer
 from .parts.norms import HeadNorm
-from .parts.options import at_least_one, divide
-from .parts.positions import positions, rotate
+from .parts.options import above_zero, at_least_one, divide, one_of
+from .parts.positions import Position, positions, rotate
 from .parts.precision import wide
 
 __all__ = ["Attention"]
+
+QKNorm = Literal["none", "rmsnorm"]
 
 
 class Attention(Mixer):
@@ -57,12 +59,12 @@ class Attention(Mixer):
         heads: int = 4,
         kv_heads: int | None = None,
         head_dim: int | None = None,
-        position: Literal["rotary", "none"] = "rotary",
+        position: Position = "rotary",
         rope_theta: float = 10000.0,
         rope_fraction: float = 1.0,
         causal: bool = True,
         window: int | None = None,
-        qk_norm: Literal["none", "rmsnorm"] = "none",
+        qk_norm: QKNorm = "none",
         norm_eps: float = 1e-6,
         qkv_bias: bool = False,
         out_bias: bool = False,
@@ -70,6 +72,9 @@ class Attention(Mixer):
     ) -> None:
         super().__init__(width)
         at_least_one("attention", heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window)
+        above_zero("attention", rope_theta=rope_theta, norm_eps=norm_eps)
+        one_of("attention", Position, position=position)
+        one_of("attention", QKNorm, qk_norm=qk_norm)
         kv_heads = heads if kv_heads is None else kv_heads
         divide("attention", "heads", heads, "kv_heads", kv_heads)
         head_dim = divide("attention", "width", width, "heads", heads) if head_dim is None else head_dim

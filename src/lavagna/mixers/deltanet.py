@@ -13,11 +13,13 @@ from .base import Mixer
 from .parts import feature_maps
 from .parts.conv import ShortConv
 from .parts.feature_maps import FeatureMap
-from .parts.norms import HeadNorm
-from .parts.options import at_least_one, divide
+from .parts.norms import HeadNorm, OptionalNorm
+from .parts.options import above_zero, at_least_one, divide, one_of
 from .parts.precision import wide
 
 __all__ = ["DeltaNet", "DeltaNetState"]
+
+QKNorm = Literal["l2", "sum"]
 
 
 class DeltaNetState(NamedTuple):
@@ -63,13 +65,17 @@ class DeltaNet(Mixer):
         conv_taps: int | None = 4,
         feature_map: FeatureMap = "identity",
         nu: int = 3,
-        qk_norm: Literal["l2", "sum"] = "l2",
+        qk_norm: QKNorm = "l2",
         gate: bool = False,
-        norm: Literal["rmsnorm", "layernorm", "none"] = "rmsnorm",
+        norm: OptionalNorm = "rmsnorm",
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(width)
         at_least_one("deltanet", heads=heads, key_dim=key_dim, value_dim=value_dim, conv_taps=conv_taps, nu=nu)
+        above_zero("deltanet", norm_eps=norm_eps)
+        one_of("deltanet", FeatureMap, feature_map=feature_map)
+        one_of("deltanet", QKNorm, qk_norm=qk_norm)
+        one_of("deltanet", OptionalNorm, norm=norm)
         if qk_norm == "sum" and feature_map not in feature_maps.NON_NEGATIVE:
             raise ConfigError(f"deltanet: qk_norm 'sum' needs features that are never negative, got {feature_map!r}")
         if gate and norm == "none":

@@ -12,7 +12,7 @@ from .base import Mixer
 from .parts.conv import ShortConv
 from .parts.gates import dt_bias, softplus_decay
 from .parts.norms import HeadNorm
-from .parts.options import at_least_one, divide
+from .parts.options import above_zero, at_least_one, divide
 from .parts.precision import wide
 
 __all__ = ["GatedDeltaNet", "GatedDeltaNetState"]
@@ -63,6 +63,7 @@ class GatedDeltaNet(Mixer):
         super().__init__(width)
         at_least_one("gated_deltanet", heads=heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim)
         at_least_one("gated_deltanet", conv_taps=conv_taps)
+        above_zero("gated_deltanet", norm_eps=norm_eps)
         value_heads = heads if value_heads is None else value_heads
         divide("gated_deltanet", "value_heads", value_heads, "heads", heads)
         key_dim = max(3 * width // (4 * heads), 1) if key_dim is None else key_dim

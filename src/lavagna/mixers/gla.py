@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError
 from ..ops.linear.api import gated_linear
 from .base import Mixer
 from .parts.gates import LowRank
-from .parts.norms import HeadNorm
-from .parts.options import at_least_one, divide
+from .parts.norms import HeadNorm, Norm
+from .parts.options import above_zero, at_least_one, divide, one_of
 from .parts.precision import wide
 
 __all__ = ["GLA", "GLAState"]
@@ -54,14 +53,14 @@ class GLA(Mixer):
         value_dim: int | None = None,
         gate_rank: int = 16,
         temperature: float = 16.0,
-        norm: Literal["layernorm", "rmsnorm"] = "layernorm",
+        norm: Norm = "layernorm",
         norm_eps: float = 1e-5,
         gate_bias: bool = True,
     ) -> None:
         super().__init__(width)
         at_least_one("gla", heads=heads, key_dim=key_dim, value_dim=value_dim, gate_rank=gate_rank)
-        if temperature <= 0:
-            raise ConfigError(f"gla: temperature must be above 0, got {temperature}")
+        above_zero("gla", temperature=temperature, norm_eps=norm_eps)
+        one_of("gla", Norm, norm=norm)
         self.heads, self.temperature = heads, temperature
         self.key_dim = divide("gla", "width", width, "2 heads", 2 * heads) if key_dim is None else key_dim
         self.value_dim = divide("gla", "width", width, "heads", heads) if value_dim is None else value_dim

@@ -12,7 +12,7 @@ from .base import Mixer
 from .parts.conv import ShortConv
 from .parts.gates import LowRank, dt_bias, softplus_decay
 from .parts.norms import HeadNorm
-from .parts.options import at_least_one, divide
+from .parts.options import above_zero, at_least_one, divide
 from .parts.precision import wide
 
 __all__ = ["KDA", "KDAState"]
@@ -61,6 +61,7 @@ class KDA(Mixer):
     ) -> None:
         super().__init__(width)
         at_least_one("kda", heads=heads, key_dim=key_dim, value_dim=value_dim, conv_taps=conv_taps, rank=rank)
+        above_zero("kda", norm_eps=norm_eps)
         key_dim = divide("kda", "width", width, "heads", heads) if key_dim is None else key_dim
         value_dim = key_dim if value_dim is None else value_dim
         rank = value_dim if rank is None else rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,8 @@ from ..ops.linear.api import LinearState, gated_linear
 from .base import Mixer
 from .parts import feature_maps
 from .parts.feature_maps import FeatureMap
-from .parts.norms import HeadNorm
-from .parts.options import at_least_one, divide
+from .parts.norms import HeadNorm, OptionalNorm
+from .parts.options import above_zero, at_least_one, divide, one_of
 
 __all__ = ["LinearAttention", "LinearAttentionState"]
 
@@ -55,11 +55,14 @@ class LinearAttention(Mixer):
         feature_map: FeatureMap = "elu1",
         nu: int = 3,
         normalizer: bool = True,
-        norm: Literal["none", "rmsnorm", "layernorm"] = "none",
+        norm: OptionalNorm = "none",
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(width)
         at_least_one("linear_attention", heads=heads, head_dim=head_dim, nu=nu)
+        above_zero("linear_attention", norm_eps=norm_eps)
+        one_of("linear_attention", FeatureMap, feature_map=feature_map)
+        one_of("linear_attention", OptionalNorm, norm=norm)
         if head_dim is None:
             head_dim = divide("linear_attention", "width", width, "heads", heads)
         if normalizer and feature_map not in feature_maps.NON_NEGATIVE:

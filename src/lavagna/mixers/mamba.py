@@ -12,7 +12,7 @@ from .base import Mixer
 from .parts.conv import ShortConv
 from .parts.gates import dt_bias
 from .parts.norms import HeadNorm
-from .parts.options import at_least_one
+from .parts.options import above_zero, at_least_one
 from .parts.precision import wide
 
 __all__ = ["Mamba", "MambaState"]
@@ -71,6 +71,7 @@ class Mamba(Mixer):
     ) -> None:
         super().__init__(width)
         at_least_one("mamba", expand=expand, state_size=state_size, dt_rank=dt_rank, conv_taps=conv_taps)
+        above_zero("mamba", norm_eps=norm_eps)
         inner = expand * width
         rank = -(-width // 16) if dt_rank is None else dt_rank
         #: sizes of Δ', B and C in x_proj; 0 for a constant one

@@ -15,7 +15,7 @@ from .base import Mixer
 from .parts.conv import ShortConv
 from .parts.gates import dt_bias
 from .parts.norms import HeadNorm
-from .parts.options import at_least_one, divide
+from .parts.options import above_zero, at_least_one, divide
 from .parts.precision import wide
 
 __all__ = ["Mamba2", "Mamba2State"]
@@ -74,6 +74,7 @@ class Mamba2(Mixer):
         super().__init__(width)
         at_least_one("mamba2", expand=expand, head_dim=head_dim, state_size=state_size)
         at_least_one("mamba2", groups=groups, conv_taps=conv_taps)
+        above_zero("mamba2", norm_eps=norm_eps)
         inner = expand * width
         if head_dim is None:
             head_dim = next(size for size in range(min(64, inner), 0, -1) if inner % size == 0)

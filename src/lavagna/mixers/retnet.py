@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..ops.linear.api import gated_linear
 from .base import Mixer, state_dtype
-from .parts.norms import HeadNorm
-from .parts.options import at_least_one, divide
-from .parts.positions import positions, rotate
+from .parts.norms import HeadNorm, Norm
+from .parts.options import above_zero, at_least_one, divide, one_of
+from .parts.positions import Position, positions, rotate
 
 __all__ = ["RetNet", "RetNetState"]
 
@@ -54,13 +54,16 @@ class RetNet(Mixer):
         heads: int = 4,
         key_dim: int | None = None,
         value_dim: int | None = None,
-        position: Literal["rotary", "none"] = "rotary",
+        position: Position = "rotary",
         rope_theta: float = 10000.0,
-        norm: Literal["layernorm", "rmsnorm"] = "layernorm",
+        norm: Norm = "layernorm",
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(width)
         at_least_one("retnet", heads=heads, key_dim=key_dim, value_dim=value_dim)
+        above_zero("retnet", rope_theta=rope_theta, norm_eps=norm_eps)
+        one_of("retnet", Position, position=position)
+        one_of("retnet", Norm, norm=norm)
         key_dim = divide("retnet", "width", width, "heads", heads) if key_dim is None else key_dim
         value_dim = 2 * key_dim if value_dim is None else value_dim
         if position == "rotary" and key_dim % 2:

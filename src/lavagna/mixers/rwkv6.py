@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..ops.linear.api import gated_linear
 from .base import Mixer
 from .parts.norms import HeadNorm
-from .parts.options import at_least_one, divide
+from .parts.options import above_zero, at_least_one, divide
 from .parts.precision import wide
 from .parts.shift import previous_token, shift_weights
 
@@ -63,6 +63,7 @@ class RWKV6(Mixer):
     ) -> None:
         super().__init__(width)
         at_least_one("rwkv6", heads=heads, shift_rank=shift_rank, decay_rank=decay_rank)
+        above_zero("rwkv6", norm_eps=norm_eps)
         self.heads, self.head_dim = heads, divide("rwkv6", "width", width, "heads", heads)
         middle = shift_weights(width, 0.5)
         late = shift_weights(width, 0.25)

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from .precision import wide
 
-__all__ = ["HeadNorm"]
+__all__ = ["HeadNorm", "Norm", "OptionalNorm"]
+
+Norm = Literal["rmsnorm", "layernorm"]
+OptionalNorm = Literal["rmsnorm", "layernorm", "none"]
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
@@ -37,7 +40,7 @@ class HeadNorm(nn.Module):
         size: int,
         *,
         heads: int | None = None,
-        kind: Literal["rmsnorm", "layernorm"] = "rmsnorm",
+        kind: Norm = "rmsnorm",
         gate: Literal["silu", "sigmoid"] = "silu",
         gate_first: bool = False,
         eps: float = 1e-5,

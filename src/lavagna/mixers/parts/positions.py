@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from .precision import wide
 
-__all__ = ["positions", "rotate"]
+__all__ = ["Position", "positions", "rotate"]
+
+Position = Literal["rotary", "none"]
 
 
 def positions(x: Tensor, seen: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
