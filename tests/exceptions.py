@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 __all__ = ["CONTRACTS", "EXCEPTIONS", "Exemption", "exempt"]
@@ -31,16 +33,21 @@ class Exemption(NamedTuple):
     name: str
     contract: str
     reason: str
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 EXCEPTIONS = (
-    Exemption("attention", "constant memory", "softmax weighs every earlier key anew, so all of them must be kept"),
+    Exemption(
+        "attention",
+        "constant memory",
+        "softmax weighs every earlier key anew, so all of them must be kept",
+        {"window": None},
+    ),
     Exemption("attention", "cut anywhere", "every token sees the tokens after it", {"causal": False}),
     Exemption("attention", "the past cannot see the future", "every token sees the tokens after it", {"causal": False}),
 )
 
 
 def exempt(name: str, contract: str, **options: Any) -> bool:
-    """Whether the table excepts calls of `name` with these options from a contract."""
+    """Whether the table excepts calls of `name` with these options, defaults included, from a contract."""
     return any(e.name == name and e.contract == contract and e.options.items() <= options.items() for e in EXCEPTIONS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,9 @@ from torch import Tensor
 from lavagna.ops import OPS
 from lavagna.ops.dispatch import Result, Row
 from lavagna.ops.spec import Case, Inputs, OpSpec, load_spec
-from lavagna.ops.tree import leaves, map_tensors, named_leaves, select
+from lavagna.ops.tree import concatenate, leaves, map_tensors, named_leaves, select
+
+from ..exceptions import exempt
 
 Answer = dict[str, Tensor]
 
@@ -151,23 +153,32 @@ def packed(spec: OpSpec, case: Case, lengths: Sequence[int]) -> tuple[Inputs, Te
 # Calls and answers -----------------------------------------------------------------------------------------
 
 
-@cache
-def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
-
-
 def accepts(spec: OpSpec, keyword: str) -> bool:
     """Whether the operator has this parameter."""
-    return keyword in _parameters_of(spec.function)
+    return keyword in _defaults(spec.function)
+
+
+@cache
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    return {name: p.default for name, p in inspect.signature(function).parameters.items()}
+
+
+def bound(spec: OpSpec, case: Case, contract: str) -> bool:
+    """Whether a contract binds the operator with the options of this case."""
+    return not exempt(spec.op, contract, **{**_defaults(spec.function), **case.options})
+
+
+def has_state(spec: OpSpec, options: Mapping[str, Any]) -> bool:
+    """Whether a call with these options can be cut, and so has a state."""
+    return not exempt(spec.op, "cut anywhere", **{**_defaults(spec.function), **options})
 
 
 def run(spec: OpSpec, row: Row, inputs: Inputs, **more: Any) -> Result:
     """Call the public function and have `row` execute it."""
     choice = {"impl": row.impl, "form": row.form}
     choice = {name: value for name, value in choice.items() if accepts(spec, name)}
-    return spec.function(
-        **{**inputs.tensors, **inputs.options, "state": inputs.state, "return_state": True, **choice, **more}
-    )
+    asked = {"state": inputs.state, "return_state": has_state(spec, inputs.options), **choice, **more}
+    return spec.function(**inputs.tensors, **inputs.options, **asked)
 
 
 def asking(spec: OpSpec, inputs: Inputs) -> Inputs:
@@ -185,7 +196,9 @@ def asking(spec: OpSpec, inputs: Inputs) -> Inputs:
 
 def named_inputs(inputs: Inputs) -> Answer:
     """Every tensor of a call that asks for a gradient, by name."""
-    return {name: t for name, t in named_leaves(_Both(inputs.tensors, inputs.state)) if t.requires_grad}
+    named = {name: t for name, t in named_leaves(_Both(inputs.tensors, inputs.state)) if t.requires_grad}
+    assert all(tensor.is_leaf for tensor in named.values()), "a view of a leaf would get no gradient"
+    return named
 
 
 class _Both:
@@ -297,7 +310,7 @@ def exact_alone(spec: OpSpec, case: Case, lengths: Sequence[int]) -> Answer:
         ]
         result = Result(
             torch.cat([r.output for r in results], 1),
-            map_tensors(lambda *parts: torch.cat(parts), *[r.state for r in results]),
+            concatenate([r.state for r in results]),
         )
         found = named_values(result) | gradients(result, named_inputs(inputs))
         return {name: t.detach() for name, t in found.items()}
