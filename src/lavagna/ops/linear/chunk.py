@@ -7,14 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .halving import halve
+from ..halving import halve
 from .normalizer import divide, with_ones
 from .segments import segments
 
 __all__ = ["gated_linear"]
-
-#: tokens of a chunk
-CHUNK = 32
 
 
 def gated_linear(
@@ -35,7 +32,7 @@ def gated_linear(
         v, S = with_ones(v, state)
     q = scale * q
     T = v.shape[1]
-    chunk = chunk_size or CHUNK
+    chunk = chunk_size or _chunk_size(k.shape[3], v.shape[3])
     # Whole chunks, and what is left of the sequence as one shorter chunk: no token is made up.
     sizes = [T - T % chunk, T % chunk]
     timed = log_decay is not None and log_decay.ndim > 1
@@ -49,6 +46,11 @@ def gated_linear(
         outputs = [torch.cat(outputs, 1) if outputs else v]
     o = outputs[0]
     return divide(o, S) if normalizer else (o, S)
+
+
+def _chunk_size(K: int, V: int) -> int:
+    """The power of two near half the root of K·V, where pairs (C a token) and states (K·V/C) weigh the same."""
+    return 2 ** min(max((K * V).bit_length() // 2 - 1, 4), 7)
 
 
 def _chunks(
@@ -73,8 +75,8 @@ def _chunks(
     if log_decay is None:
         weights = (q @ k.mT).tril(-1 if reads_first else 0)[:, :, :, None]
     elif per_key:
-        queries, keys, total, scores = halve(q, k, split(log_decay), reads_first=reads_first)
-        weights, total = scores[:, :, :, None], total[..., None, None]
+        (queries,), keys, total, (weights,) = halve([q], k, split(log_decay), reads_first=reads_first)
+        weights, total = weights[:, :, :, None], total[..., None, None]
     else:
         if log_decay.ndim == 1:
             log_decay = log_decay.view(H, R, 1).expand(H, R, C)
