@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import native
 from ..errors import BackendError, InputError, ShapeError, unknown_name
 from .packing import run_packed
+from .tree import leaves
 
 __all__ = ["FORMS", "Call", "Result", "Row", "Table", "common_dtype", "device_of"]
 
@@ -160,7 +161,7 @@ class Table:
         row = self.choose(call, form, impl)
         timed, fixed, state = call.timed, call.fixed, call.state
         if row.widens:
-            wide = _wide_dtype([*timed.values(), *fixed.values()])
+            wide = _wide_dtype([*timed.values(), *fixed.values(), *leaves(state)])
             timed = {name: _widen(t, wide) for name, t in timed.items()}
             fixed = {name: t if t is None else _widen(t, wide) for name, t in fixed.items()}
 
