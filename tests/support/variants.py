@@ -40,7 +40,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {},
         {"expand": 1, "state_size": 3, "dt_rank": 2, "conv_taps": 2, "conv_bias": False, "bias": True},
         {"dt_B_C_norm": True, "norm_eps": 1e-3, "conv_taps": 1},
-        {"selective_dt": False},
+        {"selective_dt": False, "inner": 12},
         {"selective_B": False},
         {"selective_C": False, "dt_B_C_norm": True},
         {"selective_dt": False, "selective_B": False, "selective_C": False},
@@ -48,7 +48,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "mamba2": [
         {"state_size": 8},
         {"head_dim": 4, "state_size": 3, "groups": 2, "conv_taps": 2, "conv_bias": False, "bias": True},
-        {"head_dim": 8, "state_size": 4, "norm_before_gate": True, "norm_eps": 1e-3},
+        {"head_dim": 8, "inner": 24, "state_size": 4, "norm_before_gate": True, "norm_eps": 1e-3},
         {"expand": 1, "head_dim": 4, "state_size": 5, "dt_limit": (0.01, 0.05)},
     ],
     "gla": [

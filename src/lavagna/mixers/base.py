@@ -34,6 +34,10 @@ class Mixer(nn.Module):
     #: what the paper puts after this mixer in a block: a key of MLPS, or None for no MLP
     published_mlp: ClassVar[str | None] = "swiglu"
 
+    #: the option that sets how many channels out_proj reads, where it may be any number: it can fit a model to a
+    #: budget of parameters; None where there is none
+    inner_option: ClassVar[str | None] = None
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width

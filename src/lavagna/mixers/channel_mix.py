@@ -35,6 +35,7 @@ class ChannelMix(Mixer):
     """
 
     published_mlp = None
+    inner_option = "hidden"
 
     def __init__(self, width: int, *, hidden: int | None = None) -> None:
         super().__init__(width)

@@ -26,14 +26,15 @@ class MambaState(NamedTuple):
 
 
 class Mamba(Mixer):
-    """S6 on E = expand · D channels, gated (Gu & Dao 2023, section 3, figure 3).
+    """S6 on E channels, gated (Gu & Dao 2023, section 3, figure 3).
 
         x, z = W_in u;  x ← silu(conv(x));  (Δ', B, C) = W_x x;  Δ = softplus(W_Δ Δ' + dt_bias)
         h_t = exp(Δ_t A) ∘ h_{t−1} + Δ_t B_t x_t;  y_t = W_out ((C_t h_t + D x_t) ∘ silu(z_t))
 
     Args:
         width: D of the model (the paper's E and D are swapped here: D is the model's width).
-        expand: E / D.
+        expand: E / D, where inner is not given.
+        inner: E; default expand · D.
         state_size: N.
         dt_rank: rank of Δ's projection; default D/16 rounded up.
         conv_taps: W of the short convolution.
@@ -52,12 +53,14 @@ class Mamba(Mixer):
     """
 
     published_mlp = None
+    inner_option = "inner"
 
     def __init__(
         self,
         width: int,
         *,
         expand: int = 2,
+        inner: int | None = None,
         state_size: int = 16,
         dt_rank: int | None = None,
         conv_taps: int = 4,
@@ -70,9 +73,9 @@ class Mamba(Mixer):
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__(width)
-        at_least_one("mamba", expand=expand, state_size=state_size, dt_rank=dt_rank, conv_taps=conv_taps)
+        at_least_one("mamba", expand=expand, inner=inner, state_size=state_size, dt_rank=dt_rank, conv_taps=conv_taps)
         above_zero("mamba", norm_eps=norm_eps)
-        inner = expand * width
+        inner = expand * width if inner is None else inner
         rank = -(-width // 16) if dt_rank is None else dt_rank
         #: sizes of Δ', B and C in x_proj; 0 for a constant one
         self.sizes = [rank * selective_dt, state_size * selective_B, state_size * selective_C]

@@ -29,7 +29,7 @@ class Mamba2State(NamedTuple):
 
 
 class Mamba2(Mixer):
-    """SSD on E = expand · D channels in HV = E/V heads (Dao & Gu 2024, section 7 and figure 6, the parallel block).
+    """SSD on E channels in HV = E/V heads (Dao & Gu 2024, section 7 and figure 6, the parallel block).
 
         (z, x, B, C, Δ') = W_in u;  (x, B, C) ← silu(conv(x, B, C));  Δ = clamp(softplus(Δ' + dt_bias), dt_limit)
         S_t = exp(−Δ_t exp(A_log)) S_{t−1} + B_t (Δ_t x_t)ᵀ;  y_t = S_tᵀ C_t + D x_t
@@ -37,7 +37,8 @@ class Mamba2(Mixer):
 
     Args:
         width: D of the model.
-        expand: E / D.
+        expand: E / D, where inner is not given.
+        inner: E; default expand · D.
         head_dim: V (the paper's P); default 64, or the largest divisor of E below.
         state_size: N, which is K here.
         groups: G, how many B and C there are; head h uses group h // (HV/G).
@@ -55,12 +56,14 @@ class Mamba2(Mixer):
     """
 
     published_mlp = None
+    inner_option = "inner"
 
     def __init__(
         self,
         width: int,
         *,
         expand: int = 2,
+        inner: int | None = None,
         head_dim: int | None = None,
         state_size: int = 128,
         groups: int = 1,
@@ -72,14 +75,14 @@ class Mamba2(Mixer):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(width)
-        at_least_one("mamba2", expand=expand, head_dim=head_dim, state_size=state_size)
+        at_least_one("mamba2", expand=expand, inner=inner, head_dim=head_dim, state_size=state_size)
         at_least_one("mamba2", groups=groups, conv_taps=conv_taps)
         above_zero("mamba2", norm_eps=norm_eps)
-        inner = expand * width
+        inner = expand * width if inner is None else inner
         if head_dim is None:
             head_dim = next(size for size in range(min(64, inner), 0, -1) if inner % size == 0)
-        heads = divide("mamba2", "expand * width", inner, "head_dim", head_dim)
-        divide("mamba2", "expand * width / head_dim", heads, "groups", groups)
+        heads = divide("mamba2", "inner", inner, "head_dim", head_dim)
+        divide("mamba2", "inner / head_dim", heads, "groups", groups)
         if dt_limit is not None and not 0 <= dt_limit[0] <= dt_limit[1]:
             raise ConfigError(f"mamba2: dt_limit must be (low, high) with 0 <= low <= high, got {dt_limit}")
         self.heads, self.head_dim, self.groups, self.state_size = heads, head_dim, groups, state_size

@@ -17,6 +17,8 @@ __all__ = ["GeluMLP", "ReluMLP", "SwiGLU"]
 class _Stateless(Mixer):
     """A layer that looks at one token alone."""
 
+    inner_option = "hidden"
+
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
