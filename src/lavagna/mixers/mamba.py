@@ -46,7 +46,7 @@ class Mamba(Mixer):
         norm_eps: of these norms.
 
     Parameters: in_proj [2E, D], conv, x_proj [R + 2N, E] (the selective parts alone), dt_proj [E, R], dt_bias [E],
-        A_log [E, N], B and C [E, N] where constant, D [E], out_proj [D, E], dt_norm, B_norm, C_norm.
+        A_log [E, N], B and C [E, N] where constant, D [E], out_proj [D, E], norms.{dt [R], B [N], C [N]}.
 
     Initialisation: A = −(1..N) in every channel (S4D-Real); softplus(dt_bias) log-uniform in [1e-3, 1e-1];
         dt_proj uniform in ±R^-0.5; D = 1; a constant B is one and a constant C normal, as in S4D.
@@ -90,10 +90,9 @@ class Mamba(Mixer):
         self.B = None if selective_B else nn.Parameter(torch.ones(inner, state_size))
         self.C = None if selective_C else nn.Parameter(torch.randn(inner, state_size))
         self.D = nn.Parameter(torch.ones(inner))
-        self.norms = (
-            nn.ModuleList(HeadNorm(size, eps=norm_eps) if size else nn.Identity() for size in self.sizes)
-            if dt_B_C_norm
-            else None
+        names = ("dt", "B", "C") if dt_B_C_norm else ()
+        self.norms = nn.ModuleDict(
+            {name: HeadNorm(size, eps=norm_eps) for name, size in zip(names, self.sizes, strict=False) if size}
         )
         self.out_proj = nn.Linear(inner, width, bias=bias)
 
@@ -128,10 +127,11 @@ class Mamba(Mixer):
 
     def _coefficients(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Δ before its bias and softplus [B, T, E]; B and C [B, T, N], or [E, N] where constant."""
-        parts = list(self.x_proj(u).split(self.sizes, -1)) if self.x_proj is not None else [u[..., :0]] * 3
-        if self.norms is not None:
-            parts = [norm(part) for norm, part in zip(self.norms, parts, strict=True)]
-        dt, B, C = parts
+        parts = (u[..., :0],) * 3 if self.x_proj is None else self.x_proj(u).split(self.sizes, -1)
+        dt, B, C = (
+            self.norms[name](part) if name in self.norms else part
+            for name, part in zip(("dt", "B", "C"), parts, strict=True)
+        )
         return (
             u.new_zeros(()).expand_as(u) if self.dt_proj is None else self.dt_proj(dt),
             B if self.B is None else self.B,
