@@ -56,10 +56,11 @@ def _case(
     G: int = 2,
     softplus: bool = True,
     limit: tuple[float, float] | None = None,
+    chunk_size: int | None = None,
     **variant: object,
 ) -> Case:
     sizes = {"B": B, "T": T, "D": D, "N": N, "G": G}
-    return Case(name, sizes, {"dt_softplus": softplus, "dt_limit": limit}, variant)
+    return Case(name, sizes, {"dt_softplus": softplus, "dt_limit": limit, "chunk_size": chunk_size}, variant)
 
 
 SPEC = OpSpec(
@@ -73,7 +74,7 @@ SPEC = OpSpec(
         _case("T1000", 1000, B=1, D=2, N=3),
         *(_case(f"D{D}-N{N}", 5, D=D, N=N) for D, N in ((1, 1), (1, 48), (48, 1), (60, 16), (6, 100), (3, 256))),
         _case("bare", 66, softplus=False, parts=False),
-        _case("grouped", 66, write="grouped", read="grouped"),
+        _case("grouped", 66, chunk_size=16, write="grouped", read="grouped"),
         _case("as-many-groups-as-channels", 9, G=8, write="grouped", read="grouped"),
         _case("B-constant", 66, write="constant", softplus=False),
         _case("C-constant-B-grouped", 66, write="grouped", read="constant", limit=(0.3, 1.0)),
