@@ -84,6 +84,8 @@ def attention(
         dims.bind("token_mask", token_mask, "B T")
         if token_mask.dtype != torch.bool:
             raise ShapeError(f"attention: token_mask must have dtype torch.bool, got {token_mask.dtype}")
+    if q.is_complex() or k.is_complex() or v.is_complex():
+        raise ShapeError(f"attention: q, k, v must have real dtypes, got {q.dtype}, {k.dtype}, {v.dtype}")
     common_dtype("attention", q=q, k=k, v=v)
     device_of("attention", q=q, token_mask=token_mask)
     if window is not None and (not causal or window < 1):
@@ -100,7 +102,7 @@ def attention(
     if state is None:
         state = KVCache.empty(rows, G, dims["K"], dims["V"], q.dtype, q.device)
     else:
-        _check_state(state, dims, rows, window, k)
+        _check_state(state, dims, rows, window, k, v)
 
     timed = {"q": q, "k": k, "v": v}
     padding = None
@@ -122,14 +124,14 @@ def attention(
     return Result(output if padding is None else padding.unpack(output), final)
 
 
-def _check_state(state: KVCache, dims: Dims, rows: int, window: int | None, k: Tensor) -> None:
+def _check_state(state: KVCache, dims: Dims, rows: int, window: int | None, k: Tensor, v: Tensor) -> None:
     if not isinstance(state, KVCache):
         raise StateError(f"attention: state must be a KVCache, got {type(state).__name__}")
-    dims.bind("state.keys", state.keys, f"{rows} S G K")
-    dims.bind("state.values", state.values, f"{rows} S G V")
-    dims.bind("state.seen", state.seen, f"{rows}")
-    device_of("attention", k=k, state=state.keys)
-    if state.keys.dtype != k.dtype or state.values.dtype != k.dtype:
+    if not state.fits(rows, k, v):
+        dims.bind("state.keys", state.keys, f"{rows} S G K")
+        dims.bind("state.values", state.values, f"{rows} S G V")
+        dims.bind("state.seen", state.seen, f"{rows}")
+        device_of("attention", k=k, state=state.keys)
         raise StateError(
             f"attention: state must have the inputs' dtype {k.dtype}, "
             f"got {state.keys.dtype} keys and {state.values.dtype} values"
@@ -137,5 +139,5 @@ def _check_state(state: KVCache, dims: Dims, rows: int, window: int | None, k: T
     if not state.keeps(window):
         needed = "all tokens" if window is None else f"the last {window - 1} tokens"
         raise StateError(
-            f"attention: window={window} sees {needed} before, got a state that keeps the last {state.keys.shape[1]}"
+            f"attention: window={window} needs {needed}, got a state that kept the last {max(state.lengths)}"
         )

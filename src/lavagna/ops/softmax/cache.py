@@ -132,6 +132,18 @@ class KVCache:
         yield "values", self.values
         yield "seen", self.seen
 
+    def fits(self, rows: int, k: Tensor, v: Tensor) -> bool:
+        """Whether `rows` rows of the keys k [·, T, G, K] and values v [·, T, G, V] can follow."""
+        keys, values = self._memory.keys, self._memory.values
+        return (
+            len(self._counts) == keys.shape[0] == values.shape[0] == rows
+            and keys.shape[1] == values.shape[1]
+            and keys.shape[2:] == k.shape[2:]
+            and values.shape[2:] == v.shape[2:]
+            and keys.dtype == values.dtype == k.dtype
+            and keys.device == k.device
+        )
+
     def keeps(self, window: int | None) -> bool:
         """Whether every token is kept that a next one may see."""
         return all((count if window is None else min(count, window - 1)) <= self._slots for count in self._counts)
@@ -224,7 +236,9 @@ class KVCache:
         capacity = 2 * (self._slots + more)
         fresh = []
         for old in (self.keys, self.values):
-            whole = old.new_empty(old.shape[0], capacity, *old.shape[2:])
+            rows, _, groups, dim = old.shape
+            # The slots of one group stand side by side, as the products over them want it.
+            whole = old.new_empty(rows, groups, capacity, dim).transpose(1, 2)
             whole[:, : self._slots] = old
             fresh.append(whole)
         return _Memory(fresh[0], fresh[1], ours=True), 0
