@@ -90,3 +90,7 @@ def _options(
     ] = False,
 ) -> None:
     """Options of the program itself; each acts through its callback."""
+
+
+if __name__ == "__main__":  # as torchrun starts it: torchrun -m lavagna.cli.app train ...
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,11 +17,16 @@ RESAMPLES = 2000
 
 
 class Interval(NamedTuple):
-    """A figure with the ends of its interval."""
+    """A figure with the ends of its interval; one document gives (−∞, ∞), for nothing is known then."""
 
     value: float
     low: float
     high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the sign of a difference is sure; else one "cannot tell"."""
+        return self.low > 0 or self.high < 0
 
 
 def bits_per_byte(runs: Sequence[Scores], *, confidence: float = 0.95, seed: int = 0) -> Interval:
@@ -37,61 +43,75 @@ def bits_per_byte(runs: Sequence[Scores], *, confidence: float = 0.95, seed: int
         InputError: no runs, or runs that scored different documents.
 
     Source: percentile bootstrap (Efron & Tibshirani 1993); tokens within a document depend on each other, so
-    documents are drawn, not tokens. With one document the interval is that document's value: nothing is known.
+    documents are drawn, not tokens.
     """
-    bits, sizes = _stack(runs)
-    draws = _resample(bits, sizes, seed)
-    return _interval(float((bits.sum(1) / sizes.sum()).mean()), draws, confidence)
+    _check(runs)
+    bits, sizes = _totals(runs), runs[0].bytes[:, None]
+    return _intervals(_values(bits, sizes), _resample(bits, sizes, seed), sizes, confidence)[0]
 
 
 def paired_difference(a: Sequence[Scores], b: Sequence[Scores], *, confidence: float = 0.95, seed: int = 0) -> Interval:
     """Bits per byte of `a` minus those of `b`, on the same documents (negative: a is better).
 
     Both are taken from the same draw of documents each time, so what makes a document hard or easy cancels;
-    runs are drawn for each by itself.
+    runs are drawn for each by itself. Arguments and errors as in :func:`bits_per_byte`.
     """
-    a_bits, sizes = _stack(a)
-    b_bits, b_sizes = _stack(b)
-    if not np.array_equal(sizes, b_sizes):
-        raise InputError("a paired difference needs scores of the same documents, got different ones")
+    _check([*a, *b])
+    _check(b)
+    a_bits, b_bits, sizes = _totals(a), _totals(b), a[0].bytes[:, None]
     draws = _resample(a_bits, sizes, seed) - _resample(b_bits, sizes, seed, own_runs=1)
-    value = (a_bits.sum(1).mean() - b_bits.sum(1).mean()) / sizes.sum()
-    return _interval(float(value), draws, confidence)
+    return _intervals(_values(a_bits, sizes) - _values(b_bits, sizes), draws, sizes, confidence)[0]
 
 
 def by_position(runs: Sequence[Scores], *, confidence: float = 0.95, seed: int = 0) -> list[tuple[int, int, Interval]]:
-    """Bits per byte of each position bin that holds text, as (first position, end, interval)."""
-    found = []
-    for i, (low, high) in enumerate(zip(runs[0].bins[:-1], runs[0].bins[1:], strict=True)):
-        bits = np.stack([run.position_bits[:, i] for run in runs])
-        sizes = runs[0].position_bytes[:, i]
-        if sizes.sum():
-            draws = _resample(bits, sizes, seed)
-            found.append((int(low), int(high), _interval(float((bits.sum(1) / sizes.sum()).mean()), draws, confidence)))
-    return found
+    """Bits per byte of each position bin that holds text, as (first position, end, interval).
+
+    Arguments and errors as in :func:`bits_per_byte`.
+    """
+    _check(runs)
+    bits, sizes = np.stack([run.position_bits for run in runs]), runs[0].position_bytes
+    held = sizes.any(0)
+    edges = zip(runs[0].bins[:-1][held].tolist(), runs[0].bins[1:][held].tolist(), strict=True)
+    bits, sizes = bits[:, :, held], sizes[:, held]
+    found = _intervals(_values(bits, sizes), _resample(bits, sizes, seed), sizes, confidence)
+    return [(low, high, interval) for (low, high), interval in zip(edges, found, strict=True)]
 
 
-def _stack(runs: Sequence[Scores]) -> tuple[np.ndarray, np.ndarray]:
-    """Bits [runs, documents] and bytes [documents]."""
+def _check(runs: Sequence[Scores]) -> None:
     if not runs:
         raise InputError("expected at least one run, got none")
-    if any(not np.array_equal(run.documents, runs[0].documents) for run in runs):
-        raise InputError("expected runs that scored the same documents, got different ones")
-    return np.stack([run.bits for run in runs]), runs[0].bytes
+    for run in runs:
+        if not (np.array_equal(run.documents, runs[0].documents) and np.array_equal(run.bytes, runs[0].bytes)):
+            raise InputError("expected runs that scored the same documents, got different ones")
+
+
+def _totals(runs: Sequence[Scores]) -> np.ndarray:
+    """Bits [runs, documents, 1]."""
+    return np.stack([run.bits for run in runs])[:, :, None]
+
+
+def _values(bits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Bits [runs, documents, k] and bytes [documents, k] -> bits per byte [k], averaged over runs."""
+    return bits.mean(0).sum(0) / sizes.sum(0)
 
 
 def _resample(bits: np.ndarray, sizes: np.ndarray, seed: int, own_runs: int = 0) -> np.ndarray:
-    """Draw documents and runs again: float64 [RESAMPLES]. `own_runs` gives other draws of runs, the same of documents."""
+    """Draw documents and runs again: float64 [RESAMPLES, k], NaN where a draw has no byte.
+
+    `own_runs` gives other draws of runs, the same of documents.
+    """
     documents = np.random.default_rng([seed, 0])
     runs = np.random.default_rng([seed, 1 + own_runs])
-    draws = np.empty(RESAMPLES)
-    for i in range(RESAMPLES):
+    draws = np.full((RESAMPLES, sizes.shape[1]), np.nan)
+    for draw in draws:
         counts = np.bincount(documents.integers(0, len(sizes), len(sizes)), minlength=len(sizes))
-        chosen = runs.integers(0, len(bits), len(bits))
-        draws[i] = (bits[chosen] @ counts).mean() / max(int(sizes @ counts), 1)
+        mean = bits[runs.integers(0, len(bits), len(bits))].mean(0)
+        np.divide(counts @ mean, counts @ sizes, out=draw, where=counts @ sizes > 0)
     return draws
 
 
-def _interval(value: float, draws: np.ndarray, confidence: float) -> Interval:
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(value, float(low), float(high))
+def _intervals(values: np.ndarray, draws: np.ndarray, sizes: np.ndarray, confidence: float) -> list[Interval]:
+    known = (sizes > 0).sum(0) > 1
+    low, high = np.nanquantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    low, high = np.where(known, low, -math.inf), np.where(known, high, math.inf)
+    return [Interval(*map(float, triple)) for triple in zip(values, low, high, strict=True)]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.corpus import Corpus
@@ -15,13 +16,15 @@ from ..models import LanguageModel, ModelState
 
 __all__ = ["Scores", "position_bins", "score"]
 
+LOGITS_AT_ONCE = 1 << 25  # elements
+
 
 class Scores(NamedTuple):
     """Bits and bytes of everything that was scored.
 
     Fields:
         documents: int64 [n], number of each document in its corpus.
-        bits: float64 [n], −log2 of the probability of each document, its end included.
+        bits: float64 [n], −log2 of the probability of what was scored of each document, its end included.
         bytes: int64 [n], what its scored tokens stand for.
         bins: int64 [k + 1], edges of the position bins: bin i holds positions bins[i] to bins[i+1] − 1.
         position_bits: float64 [n, k], bits by document and by the position of the predicted token.
@@ -49,10 +52,12 @@ def position_bins(longest: int) -> np.ndarray:
     return np.array(edges, dtype=np.int64)
 
 
-class _Piece(NamedTuple):
-    document: int  # place among the scored documents
-    start: int  # first element of [E, t_1, ..., t_n, E] that is fed
-    length: int
+class _Pieces(NamedTuple):
+    """What is scored: elements start to start + length of [E, t_1, ..., t_n] are fed; each field is int64 [n]."""
+
+    document: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
 
 
 @torch.no_grad()
@@ -73,7 +78,8 @@ def score(
         corpus: the documents, of the model's tokenizer.
         context: forget everything after so many tokens, as a model does that was trained on windows of this
             length; None reads each document through with one state.
-        max_tokens: stop after the document (or the window) with which so many tokens are scored; None scores all.
+        max_tokens: take documents (or windows) in one shuffled order, the same for every model, and stop after the
+            one with which so many tokens are scored; None scores all.
         batch_size: documents (or windows) read side by side.
         chunk: tokens read at once: memory grows with batch_size · chunk, not with the documents' lengths.
         on_progress: called with (tokens done, tokens in all).
@@ -92,78 +98,85 @@ def score(
             f"expected tokens of the model's vocabulary of {model.config.vocab_size}, "
             f"got a tokenizer of {corpus.tokenizer.vocab_size}"
         )
-    pieces = list(_pieces(corpus, context, max_tokens))
-    scored = sorted({piece.document for piece in pieces})
-    place = {document: i for i, document in enumerate(scored)}
-    bins = position_bins(max((piece.length for piece in pieces), default=1))
+    pieces = _pieces(corpus, context, max_tokens)
+    scored = np.unique(pieces.document)
+    bins = position_bins(int(pieces.length.max()))
     bits = np.zeros((len(scored), len(bins) - 1))
     sizes = np.zeros((len(scored), len(bins) - 1), dtype=np.int64)
     token_bytes = corpus.tokenizer.token_bytes()
-    # Windows of like length side by side waste little; the longest first, so that memory is asked for at once.
-    pieces.sort(key=lambda piece: -piece.length)
-    total, done = sum(piece.length for piece in pieces), 0
-    for first in range(0, len(pieces), batch_size):
-        group = pieces[first : first + batch_size]
+    total, done = int(pieces.length.sum()), 0
+    for first in range(0, len(pieces.length), batch_size):
+        group = _Pieces(*(field[first : first + batch_size] for field in pieces))
+        place = np.searchsorted(scored, group.document)
         for start, rows, nats, targets in _read(model, corpus, group, chunk):
-            for row, (row_nats, row_targets) in zip(rows, zip(nats, targets, strict=True), strict=True):
+            for row, row_nats, row_targets in zip(rows, nats, targets, strict=True):
                 which = np.searchsorted(bins, start + np.arange(len(row_nats)), side="right") - 1
-                document = place[group[row].document]
-                np.add.at(bits[document], which, row_nats / np.log(2))
-                np.add.at(sizes[document], which, token_bytes[row_targets])
+                np.add.at(bits[place[row]], which, row_nats / np.log(2))
+                np.add.at(sizes[place[row]], which, token_bytes[row_targets])
                 done += len(row_nats)
             on_progress(done, total)
-    return Scores(np.array(scored), bits.sum(1), sizes.sum(1), bins, bits, sizes)
+    return Scores(scored, bits.sum(1), sizes.sum(1), bins, bits, sizes)
 
 
-def _pieces(corpus: Corpus, context: int | None, max_tokens: int | None) -> Iterator[_Piece]:
-    taken = 0
-    for document, length in enumerate(corpus.lengths.tolist()):
-        for start in range(0, length + 1, context or length + 1):
-            if max_tokens is not None and taken >= max_tokens:
-                return
-            size = min(context or length + 1, length + 1 - start)
-            taken += size
-            yield _Piece(document, start, size)
+def _pieces(corpus: Corpus, context: int | None, max_tokens: int | None) -> _Pieces:
+    """The documents or windows to be scored, the longest first: those read side by side are of like length."""
+    framed = corpus.lengths + 1
+    windows = np.ones_like(framed) if context is None else -(-framed // context)
+    ends = windows.cumsum()
+    numbers = np.arange(ends[-1])
+    if max_tokens is not None:
+        numbers = np.random.default_rng(0).permutation(numbers)
+    document = np.searchsorted(ends, numbers, side="right")
+    start = (numbers - (ends - windows)[document]) * (context or 0)
+    length = framed[document] - start
+    if context is not None:
+        length = np.minimum(length, context)
+    if max_tokens is not None:
+        enough = int(np.searchsorted(length.cumsum(), max_tokens)) + 1
+        document, start, length = document[:enough], start[:enough], length[:enough]
+    order = np.argsort(-length, kind="stable")
+    return _Pieces(document[order], start[order], length[order])
 
 
 def _read(
-    model: LanguageModel, corpus: Corpus, group: list[_Piece], chunk: int
-) -> Iterator[tuple[int, list[int], list[np.ndarray], list[np.ndarray]]]:
-    """Read the pieces of a group side by side; yield (position, rows, nats per row, targets per row) by chunk."""
+    model: LanguageModel, corpus: Corpus, group: _Pieces, chunk: int
+) -> Iterator[tuple[int, np.ndarray, list[np.ndarray], list[np.ndarray]]]:
+    """Read pieces side by side; yield (position, rows, nats per row, targets per row) by chunk."""
     device = model.embedding.weight.device
     end = corpus.tokenizer.end_of_document
     state: ModelState | None = None
-    rows = list(range(len(group)))
-    for start in range(0, max(piece.length for piece in group), chunk):
-        alive = [i for i, row in enumerate(rows) if group[row].length > start]
+    rows = np.arange(len(group.length))
+    for position in range(0, int(group.length.max()), chunk):
+        alive = np.flatnonzero(group.length[rows] > position)
         if state is not None and len(alive) < len(rows):
-            state = state.reorder(torch.tensor(alive, device=device))
-        rows = [rows[i] for i in alive]
-        counts = [min(chunk, group[row].length - start) for row in rows]
-        framed = np.full((len(rows), max(counts) + 1), end, dtype=np.int64)
+            state = state.reorder(torch.from_numpy(alive).to(device))
+        rows = rows[alive]
+        counts = np.minimum(group.length[rows] - position, chunk)
+        framed = np.full((len(rows), int(counts.max()) + 1), end, dtype=np.int64)
         for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            piece = group[row]
-            at = piece.start + start  # of [E, t_1, ..., t_n, E]
-            ids = corpus.document(piece.document)[max(at - 1, 0) : at + count]
-            first = int(at == 0)
-            framed[i, first : first + len(ids)] = ids
+            at = int(group.start[row]) + position
+            # Elements at to at + count of [E, t_1, ..., t_n, E], the last one a target alone.
+            ids = corpus.document(int(group.document[row]))[max(at - 1, 0) : at + count]
+            framed[i, int(at == 0) :][: len(ids)] = ids
         tokens = torch.from_numpy(framed).to(device)
-        mask = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
-        hidden, state = model.hidden(
-            tokens[:, :-1], state=state, token_mask=None if bool(mask.all()) else mask.to(device)
-        )
-        nats = _nats(model.head(hidden), tokens[:, 1:]).cpu().numpy()
+        real = np.arange(framed.shape[1] - 1) < counts[:, None]
+        mask = None if real.all() else torch.from_numpy(real).to(device)
+        hidden, state = model.hidden(tokens[:, :-1], state=state, token_mask=mask)
+        nats = _nats(model, hidden, tokens[:, 1:]).numpy()
         yield (
-            start,
+            position,
             rows,
             [nats[i, :count] for i, count in enumerate(counts)],
             [framed[i, 1 : count + 1] for i, count in enumerate(counts)],
         )
 
 
-def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """−ln p of each target: [B, T, vocab], [B, T] -> float64 [B, T]."""
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten(), reduction="none"
-    )
-    return losses.to("cpu", torch.float64).unflatten(0, targets.shape)
+def _nats(model: LanguageModel, hidden: Tensor, targets: Tensor) -> Tensor:
+    """−ln p of each target: [B, T, D], [B, T] -> float64 [B, T] on the CPU."""
+    rows = max(LOGITS_AT_ONCE // model.config.vocab_size, 1)
+    losses = []
+    for h, t in zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True):
+        logits = model.head(h)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        losses.append(F.cross_entropy(logits, t, reduction="none").cpu().double())
+    return torch.cat(losses).unflatten(0, targets.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .generate import Generated, generate, stream
 from .reading import Reading, read
 from .sampling import Sampler, Sampling
-from .text import Piece, StopHolder, encode_prompt, stream_text
+from .text import Piece, StopHolder, read_text, stream_text
 
 __all__ = [
     "Generated",
@@ -14,9 +14,9 @@ __all__ = [
     "Sampler",
     "Sampling",
     "StopHolder",
-    "encode_prompt",
     "generate",
     "read",
+    "read_text",
     "stream",
     "stream_text",
 ]

@@ -37,6 +37,7 @@ def stream(
     sampling: Sampling | None = None,
     end_tokens: frozenset[int] = frozenset(),
     stopped: Callable[[int], bool] = lambda row: False,
+    choices: int | None = None,
 ) -> Iterator[tuple[list[int], list[int], Reading]]:
     """Yield step by step (rows, their new tokens, the reading after these tokens).
 
@@ -49,6 +50,7 @@ def stream(
         sampling: how to choose; the default draws at temperature 1.
         end_tokens: tokens that end a row.
         stopped: asked after each step whether a row shall end (a stop string was seen, say).
+        choices: only the first so many tokens can be chosen, for a model's vocabulary may be padded; None for all.
     """
     if max_tokens < 0:
         raise InputError(f"max_tokens must not be negative, got {max_tokens}")
@@ -56,7 +58,7 @@ def stream(
     sampler = Sampler(sampling or Sampling(), len(rows))
     device = model.embedding.weight.device
     for _ in range(max_tokens):
-        tokens = sampler(reading.logits, rows)
+        tokens = sampler(reading.logits[:, :choices], rows)
         hidden, state = model.hidden(tokens[:, None].to(device), state=reading.state)
         reading = Reading(state, model.head(hidden[:, -1]))
         chosen = tokens.tolist()

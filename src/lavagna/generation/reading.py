@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -57,6 +58,7 @@ def read(
     after: Reading | None = None,
     *,
     prefill_chunk: int = 2048,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Reading:
     """Read one prompt per row, in chunks, going on from an earlier reading.
 
@@ -65,6 +67,7 @@ def read(
         prompts: int64 [T_r] per row, of any lengths. Empty only where `after` says what was read before.
         after: an earlier reading of as many rows.
         prefill_chunk: tokens read at once; memory grows with it, results do not depend on it.
+        on_progress: called with (tokens of the longest prompt read, its length).
 
     Returns:
         The state after all of it, and the logits for the next token.
@@ -97,6 +100,7 @@ def read(
         fresh = model.head(last)
         here = (counts > 0).to(device)[:, None]
         logits = fresh if logits is None else torch.where(here, fresh, logits.to(device))
+        on_progress(stop, tokens.shape[1])
     assert state is not None
     assert logits is not None
     return Reading(state, logits)

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ..errors import NonFiniteError
 from ..models.config import StrictModel
 
 __all__ = ["Sampler", "Sampling"]
@@ -50,7 +51,9 @@ class Sampler:
 
     def __call__(self, logits: Tensor, rows: list[int]) -> Tensor:
         """Choose one token for each of `rows`: logits [n, vocab] -> int64 [n]."""
-        logits = logits.detach().to("cpu", torch.float64 if logits.dtype == torch.float64 else torch.float32)
+        logits = logits.detach().to("cpu", torch.promote_types(logits.dtype, torch.float32))
+        if not bool(torch.isfinite(logits.amax(-1)).all()):
+            raise NonFiniteError("expected finite logits to choose a token from, got NaN or infinity")
         if self.sampling.temperature == 0:
             return logits.argmax(-1)
         weights = self._filtered(logits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from .generate import stream
 from .reading import Reading, read
 from .sampling import Sampling
 
-__all__ = ["Piece", "StopHolder", "encode_prompt", "stream_text"]
+__all__ = ["Piece", "StopHolder", "read_text", "stream_text"]
 
 
 class Piece(NamedTuple):
@@ -60,51 +60,51 @@ class StopHolder:
         return out
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: str, *, starts_document: bool) -> torch.Tensor:
-    """Tokens of a prompt, int64 [T].
+def read_text(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str | bytes],
+    after: Reading | None = None,
+    *,
+    prefill_chunk: int = 2048,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Reading:
+    """Read one text per row; arguments and errors as in :func:`read`.
 
-    Args:
-        tokenizer: the model's.
-        prompt: the text.
-        starts_document: put the end-of-document token first, as training does before each document.
+    At the start of a document the tokenizer's end of document is read first, as in training, so that an empty
+    text is one too.
     """
-    start = [tokenizer.end_of_document] if starts_document else []
-    return torch.tensor([*start, *tokenizer.encode(prompt).tolist()], dtype=torch.int64)
+    start = [tokenizer.end_of_document] if after is None else []
+    tokens = [torch.tensor([*start, *tokenizer.encode(prompt).tolist()], dtype=torch.int64) for prompt in prompts]
+    return read(model, tokens, after, prefill_chunk=prefill_chunk, on_progress=on_progress)
 
 
 def stream_text(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    reading: Reading,
     *,
     max_tokens: int,
     samples: int = 1,
-    after: Reading | None = None,
     sampling: Sampling | None = None,
     stops: Sequence[str] = (),
-    prefill_chunk: int = 2048,
 ) -> Iterator[Piece]:
     """Continue texts, yielding each piece as soon as its characters are complete.
 
     Args:
         model, tokenizer: what a model folder holds.
-        prompts: one text per row; with `after`, what follows what was read.
-        max_tokens: new tokens per row.
-        samples: continuations of each prompt; row p · samples + s is sample s of prompt p.
-        after: an earlier reading, of one row per prompt, or of one row for all.
+        reading: what was read, one row per text.
+        max_tokens: new tokens per sample.
+        samples: continuations of each text; row p · samples + s is sample s of text p.
         sampling: how to choose.
-        stops: strings that end a row; they are not part of its text.
-        prefill_chunk: prompt tokens read at once.
+        stops: strings that end a sample; they are not part of its text.
 
     Yields:
         Pieces of text by row; the last of each row has ``done``.
     """
     if samples < 1:
         raise InputError(f"the number of samples must be at least 1, got {samples}")
-    if after is not None and len(after.logits) == 1 < len(prompts):
-        after = after.fork(len(prompts))
-    tokens = [encode_prompt(tokenizer, prompt, starts_document=after is None) for prompt in prompts]
-    reading = read(model, tokens, after, prefill_chunk=prefill_chunk).fork(samples)
+    reading = reading.fork(samples)
     count = len(reading.logits)
     decoders = [StreamDecoder(tokenizer) for _ in range(count)]
     holders = [StopHolder(stops) for _ in range(count)]
@@ -120,6 +120,7 @@ def stream_text(
         sampling=sampling,
         end_tokens=frozenset([tokenizer.end_of_document]),
         stopped=lambda row: holders[row].stopped,
+        choices=tokenizer.vocab_size,
     )
     for rows, new, _ in steps:
         for row, token in zip(rows, new, strict=True):

@@ -162,5 +162,6 @@ class ModelState:
                 f"{os.fspath(path)!r} holds other tensors than this model's state: {sorted(set(names) ^ set(tensors))}"
             )
         order = iter(names)
-        state = template.map_tensors(lambda _: tensors[next(order)].to(device))
+        # A key-value cache takes this model's dtype, should the weights have been converted meanwhile.
+        state = template.map_tensors(lambda t: tensors[next(order)].to(device, t.dtype))
         return state, None if logits is None else logits.to(device)

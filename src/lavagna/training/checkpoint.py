@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..files import atomic_folder
 from ..models import LanguageModel, ModelState
 
-__all__ = ["CHECKPOINTS", "Resumed", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["CHECKPOINTS", "Resumed", "checkpoint_folder", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 CHECKPOINTS = "checkpoints"
 KEPT = 2  # the last one, and the one before it should the last have saved what should not be gone on from
@@ -28,6 +28,11 @@ class Resumed(NamedTuple):
     state: ModelState | None
 
 
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Where the checkpoint after `step` steps is kept."""
+    return run / CHECKPOINTS / f"step-{step:08d}"
+
+
 def save_checkpoint(
     run: Path,
     *,
@@ -35,7 +40,7 @@ def save_checkpoint(
     model: LanguageModel,
     tokenizer: Tokenizer,
     optimizer: torch.optim.Optimizer,
-    state: ModelState | None,
+    states: Sequence[ModelState | None],
     record: Mapping[str, Any],
 ) -> Path:
     """Write ``checkpoints/step-N`` (a model folder and the optimiser beside it); older ones are removed.
@@ -45,17 +50,18 @@ def save_checkpoint(
         step: steps done.
         model, tokenizer: written as a model folder, ready for use.
         optimizer: its moments.
-        state: carried between steps, or None.
+        states: of each process, what it carries between steps, or None.
         record: what must be the same when the run goes on (see :func:`load_checkpoint`).
     """
-    folder = run / CHECKPOINTS / f"step-{step:08d}"
+    folder = checkpoint_folder(run, step)
     with atomic_folder(folder) as temporary:
         model.write(temporary)
         tokenizer.save(temporary)
         torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
-        if state is not None:
-            state.save(temporary / "state.safetensors", model)
-        training = {"step": step, "carries_state": state is not None, "record": dict(record)}
+        for rank, state in enumerate(states):
+            if state is not None:
+                state.save(temporary / _state_file(rank), model)
+        training = {"step": step, "record": dict(record)}
         (temporary / "training.json").write_text(json.dumps(training, indent=2, sort_keys=True) + "\n")
     for old in sorted((run / CHECKPOINTS).glob("step-*"))[:-KEPT]:
         shutil.rmtree(old)
@@ -69,9 +75,20 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 
 def load_checkpoint(
-    folder: Path, *, model: LanguageModel, optimizer: torch.optim.Optimizer, record: Mapping[str, Any]
+    folder: Path,
+    *,
+    model: LanguageModel,
+    optimizer: torch.optim.Optimizer,
+    record: Mapping[str, Any],
+    rank: int = 0,
 ) -> Resumed:
     """Load a checkpoint into a model and an optimiser.
+
+    Args:
+        folder: from :func:`latest_checkpoint`.
+        model, optimizer: what is loaded into.
+        record: of this run, to be compared with the one that was saved.
+        rank: of this process, whose carried state is wanted.
 
     Raises:
         ConfigError: the run was made with other settings or other data; the message names each that differs.
@@ -90,5 +107,9 @@ def load_checkpoint(
     load_model(model, str(folder / "model.safetensors"))
     device = model.embedding.weight.device
     optimizer.load_state_dict(torch.load(folder / "optimizer.pt", map_location=device, weights_only=True))
-    state = ModelState.load(folder / "state.safetensors", model) if training["carries_state"] else None
-    return Resumed(training["step"], state)
+    carried = folder / _state_file(rank)
+    return Resumed(training["step"], ModelState.load(carried, model) if carried.is_file() else None)
+
+
+def _state_file(rank: int) -> str:
+    return f"state-{rank}.safetensors"

@@ -21,7 +21,8 @@ def first_non_finite(model: nn.Module, run: Callable[[], object]) -> str:
         run: computes the loss again, forward only.
 
     Returns:
-        A sentence's part such as "blocks.3.mixer.q_proj (output)"; a parameter is named where it is one already.
+        A sentence's part such as "blocks.3.mixer.q_proj (output)"; a parameter is named where it is one already,
+        or where all outputs are finite and its gradient is the first that is not.
     """
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
@@ -44,4 +45,10 @@ def first_non_finite(model: nn.Module, run: Callable[[], object]) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else "no layer (the loss itself, or the gradient)"
+    if found:
+        return found[0]
+    # Backward runs from the loss down, so the last parameter is the first to get a gradient.
+    for name, parameter in reversed(list(model.named_parameters())):
+        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+            return f"{name} (gradient)"
+    return "the loss itself"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,20 +20,20 @@ from ..errors import ConfigError, NonFiniteError
 from ..evaluation import score
 from ..files import atomic_folder
 from ..models import LanguageModel, ModelState
-from .checkpoint import CHECKPOINTS, latest_checkpoint, load_checkpoint, save_checkpoint
+from .checkpoint import CHECKPOINTS, checkpoint_folder, latest_checkpoint, load_checkpoint, save_checkpoint
 from .config import TrainingConfig
 from .diagnosis import first_non_finite
-from .interruption import interruptible
+from .interruption import Interruption, interruptible
 from .loss import BatchLoss
 from .metrics import METRICS, Metrics
 from .optimizer import learning_rate, make_optimizer
 from .parallel import World
+from .run import MODEL
 
-__all__ = ["MODEL", "Finished", "train"]
-
-MODEL = "model"  # folder of the trained model within a run's folder
+__all__ = ["Finished", "check_free", "train"]
 
 Observer = Callable[[Mapping[str, Any]], None]
+Progress = Callable[[int, int], None]
 
 
 class Finished(NamedTuple):
@@ -41,13 +42,13 @@ class Finished(NamedTuple):
     Fields:
         step: steps done.
         interrupted: the signal that stopped it, or None at the end of the steps.
-        model: folder of the trained model, or the last checkpoint of an interrupted run.
+        model: folder of the trained model, or the last checkpoint of an interrupted run (None before its first step).
         bits_per_byte: of the last evaluation; NaN if there was none.
     """
 
     step: int
     interrupted: int | None
-    model: Path
+    model: Path | None
     bits_per_byte: float
 
 
@@ -62,6 +63,7 @@ def train(
     device: torch.device | str = "cpu",
     world: World | None = None,
     observe: Observer = lambda line: None,
+    evaluating: Progress = lambda done, total: None,
 ) -> Finished:
     """Train a language model.
 
@@ -74,7 +76,8 @@ def train(
             there is none.
         device: "cpu", "cuda", "mps".
         world: this process among those that train together.
-        observe: called with every line of metrics.
+        observe: called with every line of metrics, in the process that leads.
+        evaluating: called with (tokens done, tokens in all) during an evaluation, in the process that leads.
 
     Returns:
         How it ended.
@@ -87,10 +90,23 @@ def train(
     """
     world = world or World()
     device = torch.device(device)
+    check_free(run, resume)
+    run.mkdir(parents=True, exist_ok=True)
+    return _Run(model, training, validation, config, run, device, world, observe, evaluating).go(resume)
+
+
+def check_free(run: Path, resume: bool) -> None:
+    """Refuse to begin a run where there is one already.
+
+    Raises:
+        ConfigError: `run` holds a run and `resume` was not asked for.
+    """
     if not resume and ((run / METRICS).exists() or (run / CHECKPOINTS).exists()):
         raise ConfigError(f"{str(run)!r} already holds a run: resume it, or choose another folder")
-    run.mkdir(parents=True, exist_ok=True)
-    return _Run(model, training, validation, config, run, device, world, observe).go(resume)
+
+
+class _Stopped(Exception):
+    """An evaluation was left because a stop was asked for."""
 
 
 class _Run:
@@ -106,8 +122,10 @@ class _Run:
         device: torch.device,
         world: World,
         observe: Observer,
+        evaluating: Progress,
     ) -> None:
-        self.config, self.run, self.device, self.world, self.observe = config, run, device, world, observe
+        self.config, self.run, self.device, self.world = config, run, device, world
+        self.observe, self.evaluating = observe, evaluating
         self.model = model.to(device, getattr(torch, config.dtype)).train()
         self.model.checkpointing = config.checkpointing
         self.validation = validation
@@ -134,7 +152,6 @@ class _Run:
         }
         self.state: ModelState | None = None
         self.last_saved: Path | None = None
-        self.bits_per_byte = math.nan
 
     def go(self, resume: bool) -> Finished:
         """All steps, from the last checkpoint if there is one to resume."""
@@ -142,31 +159,41 @@ class _Run:
         checkpoint = latest_checkpoint(self.run) if resume else None
         if checkpoint is not None:
             done, self.state = load_checkpoint(
-                checkpoint, model=self.model, optimizer=self.optimizer, record=self.record
+                checkpoint,
+                model=self.model,
+                optimizer=self.optimizer,
+                record=self.record,
+                rank=self.world.rank,
             )
             self.last_saved = checkpoint
         self.metrics = Metrics(self.run, done, writes=self.world.leads)
         self.world.wait()
         with interruptible() as asked:
             if done:
-                self.evaluate_if_due(done)
+                self.evaluate_if_due(done, asked)
             for step in range(done, self.config.steps):
+                if self.stopping(asked):
+                    break
                 self.emit(self.step(step))
                 done = step + 1
-                if self.world.any(asked.signal is not None, self.device):
-                    self.save(done)
-                    assert self.last_saved is not None
-                    return Finished(done, asked.signal, self.last_saved, self.bits_per_byte)
-                self.evaluate_if_due(done)
+                self.evaluate_if_due(done, asked)
                 if done == self.config.steps or (self.config.save_every and done % self.config.save_every == 0):
                     self.save(done)
+            if self.stopping(asked):
+                if done and self.last_saved != checkpoint_folder(self.run, done):
+                    self.save(done)
+                return Finished(done, asked.signal or signal.SIGTERM, self.last_saved, self.metrics.bits_per_byte)
         folder = self.run / MODEL
         if self.world.leads:
             with atomic_folder(folder) as temporary:
                 self.model.write(temporary)
                 self.tokenizer.save(temporary)
         self.world.wait()
-        return Finished(done, None, folder, self.bits_per_byte)
+        return Finished(done, None, folder, self.metrics.bits_per_byte)
+
+    def stopping(self, asked: Interruption) -> bool:
+        """Whether any process was asked to stop: all of them must save at the same step."""
+        return self.world.any(asked.signal is not None, self.device)
 
     # --- one step -------------------------------------------------------------------------------------------
 
@@ -193,10 +220,13 @@ class _Run:
                 (loss * (self.world.size / weight)).backward()
             total = total + loss.detach()
         total = self.world.sum(total) / weight
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip or math.inf)
-        values = torch.stack([total.double().cpu(), norm.double().cpu()]).tolist()
+        parameters = list(self.model.parameters())
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        values = [total.item(), norm.item()]
         if not all(map(math.isfinite, values)):
             self.refuse(step, rate, values, micro, before)
+        if config.clip:
+            nn.utils.clip_grads_with_norm_(parameters, config.clip, norm)
         self.optimizer.step()
         self.state = after.detach() if config.carry_state else None
         seconds = time.perf_counter() - begin
@@ -235,32 +265,38 @@ class _Run:
 
     # --- between steps --------------------------------------------------------------------------------------
 
-    def evaluate_if_due(self, done: int) -> None:
-        """Evaluate on the validation part, if this step is one of those and it was not done before."""
+    def evaluate_if_due(self, done: int, asked: Interruption) -> None:
+        """Evaluate on the validation part, if this step is one of those and it was not done before.
+
+        A stop asked for meanwhile leaves no line: the resumed run evaluates again.
+        """
         every = self.config.evaluate_every
         due = done == self.config.steps or (every and done % every == 0)
         if not due or done in self.metrics.evaluated:
             return
+
+        def show(tokens: int, total: int) -> None:
+            if asked.signal is not None:
+                raise _Stopped
+            self.evaluating(tokens, total)
+
         begin = time.perf_counter()
+        bits_per_byte = math.nan
         if self.world.leads:
             self.model.eval()
-            scores = score(
-                self.model,
-                self.validation,
-                context=self.config.context,
-                max_tokens=self.config.evaluate_tokens,
-                batch_size=self.config.batch_size,
-            )
+            with suppress(_Stopped):
+                bits_per_byte = score(
+                    self.model,
+                    self.validation,
+                    context=None if self.config.carry_state else self.config.context,
+                    max_tokens=self.config.evaluate_tokens,
+                    batch_size=self.config.batch_size,
+                    on_progress=show,
+                ).bits_per_byte
             self.model.train()
-            self.bits_per_byte = scores.bits_per_byte
-        self.emit(
-            {
-                "step": done,
-                "validation_bits_per_byte": self.bits_per_byte,
-                "seconds": time.perf_counter() - begin,
-            }
-        )
-        self.world.wait()
+        if not self.stopping(asked):
+            seconds = time.perf_counter() - begin
+            self.emit({"step": done, "validation_bits_per_byte": bits_per_byte, "seconds": seconds})
 
     def emit(self, line: Mapping[str, Any]) -> None:
         """Write a line of metrics and show it."""
@@ -270,7 +306,7 @@ class _Run:
 
     def save(self, done: int) -> None:
         """Write a checkpoint, which every process then knows."""
-        folder = self.run / CHECKPOINTS / f"step-{done:08d}"
+        states = self.world.gather(self.state if self.state is None else self.state.to("cpu"))
         if self.world.leads:
             save_checkpoint(
                 self.run,
@@ -278,8 +314,8 @@ class _Run:
                 model=self.model,
                 tokenizer=self.tokenizer,
                 optimizer=self.optimizer,
-                state=self.state,
+                states=states,
                 record=self.record,
             )
-        self.last_saved = folder
+        self.last_saved = checkpoint_folder(self.run, done)
         self.world.wait()

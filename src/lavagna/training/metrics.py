@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,24 +24,37 @@ class Metrics:
         run: the run's folder.
         step: steps done: later lines of an interrupted run are dropped; 0 begins anew.
         writes: whether this process writes (rank 0 does).
+
+    Attributes:
+        evaluated: steps after which there was an evaluation, with its bits per byte.
     """
 
     def __init__(self, run: Path, step: int, *, writes: bool = True) -> None:
         self.path = run / METRICS
         self.writes = writes
         lines = [line for line in read_metrics(run) if line["step"] <= step] if step else []
-        self.evaluated = {line["step"] for line in lines if "validation_bits_per_byte" in line}
+        self.evaluated: dict[int, float] = {}
+        for line in lines:
+            self._note(line)
         if writes:
             with atomic_file(self.path) as temporary:
                 temporary.write_text("".join(map(_line, lines)))
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Append one line."""
-        if "validation_bits_per_byte" in values:
-            self.evaluated.add(values["step"])
+        self._note(values)
         if self.writes:
             with self.path.open("a") as file:
                 file.write(_line(values))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Of the last evaluation; NaN if there was none."""
+        return self.evaluated[max(self.evaluated)] if self.evaluated else math.nan
+
+    def _note(self, values: Mapping[str, Any]) -> None:
+        if "validation_bits_per_byte" in values:
+            self.evaluated[values["step"]] = values["validation_bits_per_byte"]
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

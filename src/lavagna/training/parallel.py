@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,14 @@ class World(NamedTuple):
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether the flag is set in any process."""
         return flag if self.size == 1 else bool(self.sum(torch.tensor(float(flag), device=device)) > 0)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, by rank, in the process that leads; an empty list in the others."""
+        if self.size == 1:
+            return [value]
+        values = [None] * self.size if self.leads else None
+        dist.gather_object(value, values)
+        return values or []
 
     def wait(self) -> None:
         """Wait until all processes are here."""

@@ -1,0 +1,161 @@
+"""``lavagna evaluate``: bits per byte of a model on documents, by position, with intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .common import Device, Opened, Threads, at_least, choose_device, open_model, use_threads
+from .progress import progress
+
+if TYPE_CHECKING:
+    from ..data import Corpus
+    from ..evaluation import Interval
+    from ..training import Settings
+
+__all__ = ["Split", "evaluate"]
+
+
+class Split(StrEnum):
+    """Which part of the data is scored."""
+
+    VALIDATION = "validation"
+    ALL = "all"
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="Folder of a model or of a run.", show_default=False)],
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Files, folders or glob patterns (default: the run's own data; for a model without its run, the "
+            "sources of Python's standard library).",
+            show_default=False,
+        ),
+    ] = None,
+    split: Annotated[
+        Split | None,
+        typer.Option(
+            help="The part held out by a training run on these data, or all (default: validation, all for other DATA).",
+            show_default=False,
+        ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens after which the model forgets; 0 reads each document through (default: as in training; 0 "
+            "for a model without its run).",
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Score a sample of about this many tokens (default: all).", metavar="N"),
+    ] = None,
+    column: Annotated[
+        str, typer.Option(help="Key or column of the text in .jsonl and .parquet files.", metavar="NAME")
+    ] = "text",
+    batch_size: Annotated[int, typer.Option(help="Documents read side by side.", metavar="N")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: Device = "cpu",
+    threads: Threads = None,
+) -> None:
+    """Measure a model on data it has not seen, in bits per byte.
+
+    Documents are streamed: memory does not grow with their length (but attention's cache does). Intervals are
+    95 % bootstrap intervals over documents.
+    """
+    from ..evaluation import bits_per_byte, by_position, score
+    from ..training import SETTINGS, Settings, find_run, read_tables
+
+    at_least(0, context=context)
+    at_least(1, max_tokens=max_tokens, batch_size=batch_size)
+    use_threads(threads)
+    opened = open_model(model, choose_device(device))
+    run = find_run(model)
+    settings = None if run is None else Settings.parse(read_tables(run / SETTINGS))
+    if context is None:
+        context = 0 if settings is None or settings.training.carry_state else settings.training.context
+    split = split or (Split.ALL if data else Split.VALIDATION)
+    with _corpus(opened, data, column, run, settings) as corpus:
+        if split is Split.VALIDATION:
+            corpus = corpus.split(settings.training.validation_fraction if settings and not data else 0.05)[1]
+        with progress("evaluating") as show:
+            scores = score(
+                opened.model,
+                corpus,
+                context=context or None,
+                max_tokens=max_tokens,
+                batch_size=batch_size,
+                on_progress=show,
+            )
+    result = {
+        "model": str(opened.folder),
+        "documents": len(scores.documents),
+        "bytes": int(scores.bytes.sum()),
+        "context": context,
+        "bits_per_byte": _plain(bits_per_byte([scores])),
+        "by_position": [
+            {"first": first, "end": end, **_plain(interval)} for first, end, interval in by_position([scores])
+        ],
+    }
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        _print(result)
+
+
+@contextmanager
+def _corpus(
+    opened: Opened, data: list[str] | None, column: str, run: Path | None, settings: Settings | None
+) -> Iterator[Corpus]:
+    """The documents in the model's tokens: the run's own, or made for this evaluation and removed after it."""
+    from ..data import Corpus, prepare
+    from ..training import DATA
+
+    if not data and run is not None and settings is not None:
+        yield Corpus.open(run / DATA)
+        return
+    with tempfile.TemporaryDirectory(prefix="lavagna-") as folder:
+        with progress("reading data") as show:
+            corpus = prepare(data or None, opened.tokenizer, Path(folder, "data"), column=column, progress=show)
+        yield corpus
+
+
+def _plain(interval: Interval) -> dict[str, float | None]:
+    """An interval for JSON, which has no infinity: an end that is not known is null."""
+    low, high = (end if math.isfinite(end) else None for end in (interval.low, interval.high))
+    return {"value": interval.value, "low": low, "high": high}
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    total = result["bits_per_byte"]
+    how = f"read in windows of {result['context']} tokens" if result["context"] else "read through"
+    documents = "1 document" if result["documents"] == 1 else f"{result['documents']} documents"
+    typer.echo(f"{total['value']:.4f} bits per byte, {_ends(total)}")
+    typer.echo(f"{documents}, {result['bytes']:,} bytes, {how}\n")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("position", "bits per byte", "interval"):
+        table.add_column(title, justify="right")
+    for row in result["by_position"]:
+        table.add_row(f"{row['first']}–{row['end'] - 1}", f"{row['value']:.3f}", _ends(row, 3))
+    Console(highlight=False, soft_wrap=True).print(table)
+
+
+def _ends(interval: dict[str, float | None], digits: int = 4) -> str:
+    low, high = interval["low"], interval["high"]
+    if low is None or high is None:
+        return "one document: no interval"
+    return f"95 % from {low:.{digits}f} to {high:.{digits}f}"

@@ -1,0 +1,44 @@
+"""What the folder of a run holds, and where in it the model is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..errors import ConfigError
+from .checkpoint import latest_checkpoint
+
+__all__ = ["DATA", "MODEL", "SETTINGS", "find_model", "find_run"]
+
+SETTINGS = "run.json"  # everything that was asked of the run
+DATA = "data"  # the corpus
+MODEL = "model"  # the trained model
+
+
+def find_model(path: str | os.PathLike[str]) -> Path:
+    """The folder of a model, given by itself or by the run that made it.
+
+    Args:
+        path: a model's folder; or a run's, of which it is the trained model, or else the last checkpoint.
+
+    Raises:
+        ConfigError: there is no model.
+    """
+    folder = Path(path)
+    for candidate in (folder, folder / MODEL, latest_checkpoint(folder)):
+        if candidate is not None and (candidate / "model.safetensors").is_file():
+            return candidate
+    if not folder.exists():
+        raise ConfigError(f"expected a model or a run, but {str(folder)!r} does not exist")
+    raise ConfigError(
+        f"expected a model or a run, but {str(folder)!r} holds neither model.safetensors, {MODEL}/ nor a checkpoint"
+    )
+
+
+def find_run(path: str | os.PathLike[str]) -> Path | None:
+    """The run that `path` is, or whose trained model or checkpoint it is; else None."""
+    folder = Path(path).absolute()
+    for candidate in (folder, folder.parent, folder.parent.parent):
+        if (candidate / SETTINGS).is_file():
+            return candidate
+    return None
