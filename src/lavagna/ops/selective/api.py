@@ -50,7 +50,7 @@ def selective_scan(
 
     Args:
         x: [B, T, D], floating.
-        dt: [B, T, D]; Δ ≥ 0 is expected of what becomes of it, and not checked.
+        dt: [B, T, D]; the Δ made from it should be ≥ 0 (not checked): a negative one makes decays grow.
         A: [D, N], ≤ 0 (the value itself, no logarithm), not checked. Δ·A may reach −1e4 and beyond.
         B, C: [B, T, N], or [B, T, G, N], where channel d has group d // (D/G), or, constant over time, [D, N].
             The number of dimensions tells which.
@@ -70,13 +70,14 @@ def selective_scan(
 
     Raises:
         ShapeError: shapes, dtypes or devices do not fit.
-        InputError: dt_limit or chunk_size or the boundaries are none.
+        InputError: dt_limit, chunk_size or cu_seqlens has a value that cannot be.
         BackendError: the named form or implementation cannot run.
 
     Numerics:
         float32 inside (float64 when an input is), whatever the dtypes. Decays are multiplied one after the
-        other, so a decay over a range holds that range's own terms alone. The chunk form holds no
-        [B, T, D, N] tensor, backward included, and cannot be differentiated twice; the recurrent form can.
+        other, so a decay over a range holds that range's own terms alone. Beyond one
+        chunk the chunk form makes no [B, T, D, N] tensor, backward included; it cannot be differentiated
+        twice, the recurrent form can.
 
     Source:
         Mamba, Gu & Dao 2023, algorithm 2, with B̄ = Δ B as in its code (equation 4 has the exact
