@@ -181,8 +181,8 @@ def run(spec: OpSpec, row: Row, inputs: Inputs, **more: Any) -> Result:
     return spec.function(**inputs.tensors, **inputs.options, **asked)
 
 
-def asking(spec: OpSpec, inputs: Inputs) -> Inputs:
-    """The same call on leaves that ask for gradients and share the memory, and so the strides, of the inputs."""
+def asking(spec: OpSpec, inputs: Inputs, only: str | None = None) -> Inputs:
+    """The same call on leaves that ask for gradients (all, or one by name) and keep the strides of the inputs."""
 
     def leaf(tensor: Tensor) -> Tensor:
         fresh = tensor.detach()
@@ -191,7 +191,11 @@ def asking(spec: OpSpec, inputs: Inputs) -> Inputs:
     tensors = {
         name: t if t is None or name in spec.not_differentiable else leaf(t) for name, t in inputs.tensors.items()
     }
-    return Inputs(tensors, inputs.options, map_tensors(leaf, inputs.state))
+    asked = Inputs(tensors, inputs.options, map_tensors(leaf, inputs.state))
+    if only is not None:
+        for name, tensor in named_inputs(asked).items():
+            tensor.requires_grad_(name == only)
+    return asked
 
 
 def named_inputs(inputs: Inputs) -> Answer:
@@ -226,15 +230,15 @@ def upstream(shape: torch.Size, dtype: torch.dtype, rounded: torch.dtype, seed: 
 
 
 def gradients(result: Result, inputs: Answer, rounded: torch.dtype = torch.float32) -> Answer:
-    """Gradients of `inputs` from random upstream gradients of output and state, and of the state alone."""
+    """Gradients of `inputs` from random upstream gradients of the output alone and of the state alone."""
     found: Answer = {}
-    for loss, results in (("all", [result.output, *leaves(result.state)]), ("state", leaves(result.state))):
-        results = [t for t in results if t.requires_grad]
-        ups = [upstream(t.shape, t.dtype, rounded, seed) for seed, t in enumerate(results)]
+    for loss, results in (("output", [result.output]), ("state", leaves(result.state))):
+        # Seeds before the filter: a result has the same upstream gradient whichever others are differentiable.
+        ups = {t: upstream(t.shape, t.dtype, rounded, seed) for seed, t in enumerate(results) if t.requires_grad}
         each_gradient: Sequence[Tensor | None] = [None] * len(inputs)
-        if results and inputs:
+        if ups and inputs:
             each_gradient = torch.autograd.grad(
-                results, list(inputs.values()), ups, retain_graph=True, allow_unused=True
+                list(ups), list(inputs.values()), list(ups.values()), retain_graph=True, allow_unused=True
             )
         for (name, tensor), gradient in zip(inputs.items(), each_gradient, strict=True):
             found[f"d {loss} / d {name}"] = torch.zeros_like(tensor) if gradient is None else gradient

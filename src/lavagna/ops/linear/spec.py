@@ -68,7 +68,7 @@ def _case(
 
 
 #: key and value dimensions that are no power of two, one, or large
-DIMS = ((1, 3), (3, 1), (4, 4), (48, 5), (5, 60), (64, 2), (2, 100), (128, 3), (256, 2))
+DIMS = ((1, 3), (3, 1), (4, 4), (48, 5), (60, 5), (5, 60), (64, 2), (100, 2), (2, 100), (128, 3), (256, 2))
 
 SPEC = OpSpec(
     op="gated_linear",
@@ -116,6 +116,8 @@ SPEC = OpSpec(
     ),
     state_shapes=lambda case: tuple(
         tuple(case.sizes[letter] for letter in letters)
-        for letters in ((("B", "HV", "K", "V"), ("B", "HV", "K")) if case.options.get("normalizer") else (("B", "HV", "K", "V"),))
+        for letters in (
+            (("B", "HV", "K", "V"), ("B", "HV", "K")) if case.options.get("normalizer") else (("B", "HV", "K", "V"),)
+        )
     ),
 )
