@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..decay import channel_decays, segment_decays
+from ..halving import halve
+from ..segments import segments
+from .recurrent import recurrent
 from .unit import unit
 
 __all__ = ["chunk"]
@@ -51,9 +53,11 @@ def chunk(
     """q, k [B, T, H, K], v [B, T, HV, V], state [B, HV, K, V] -> o [B, T, HV, V], state."""
     batch, tokens, key_heads, keys = q.shape
     heads, values = v.shape[2:]
-    if tokens == 0:
-        return v, state
     size = _size(chunk_size or CHUNK, tokens, keys)
+    if size == 1:  # a chunk of one token is the recurrence itself
+        return recurrent(
+            q, k, v, beta, log_decay, qk_l2norm=qk_l2norm, scale=scale, chunk_size=None, state=state
+        )
     chunks = -(-tokens // size)
     missing = chunks * size - tokens
 
@@ -102,17 +106,18 @@ def _size(at_most: int, tokens: int, keys: int) -> int:
     K erasures can wipe the whole memory, and what a longer chunk leaves of it is then the difference of nearly
     equal numbers (README.md, "How long a chunk may be").
     """
-    return min(at_most, 1 << (tokens - 1).bit_length(), 1 << (max(keys // 2, 1).bit_length() - 1))
+    return min(at_most, 1 << max(tokens - 1, 0).bit_length(), 1 << (max(keys // 2, 1).bit_length() - 1))
 
 
 def _local(q: Tensor, k: Tensor, log_decay: Tensor | None) -> _Local:
     """q, k [..., C, K] and log_decay None, [..., C, 1] or [..., C, K]."""
     if log_decay is None:
         return _Local(k @ k.mT, (q @ k.mT).tril(), k, q, k, k.new_ones(1).expand(*k.shape[:-2], 1, 1))
-    if log_decay.shape[-1] == 1:
-        decays = segment_decays(log_decay.squeeze(-1))
-        kk, qk = k @ k.mT * decays, q @ k.mT * decays
-        entering, leaving = log_decay.cumsum(-2).exp(), decays[..., -1, :, None]
-    else:
-        ((kk,), (qk,)), entering, leaving = channel_decays((k, q), (k,), log_decay)
-    return _Local(kk, qk, k * entering, q * entering, k * leaving, entering[..., -1, :, None])
+    if log_decay.shape[-1] > 1:
+        rows = [x.expand_as(log_decay) for x in (k, q)]
+        (k_in, q_in), k_out, total, (kk, qk) = halve(rows, rows[0], log_decay)
+        return _Local(kk, qk, k_in, q_in, k_out, total[..., None])
+    decays = segments(log_decay.squeeze(-1), reads_first=False)
+    read, write = decays.read[..., None], decays.write[..., None]
+    total = decays.total[..., None, None]
+    return _Local(k @ k.mT * decays.between, q @ k.mT * decays.between, k * read, q * read, k * write, total)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..halving import halve
+from ..segments import segments
 from .normalizer import divide, with_ones
-from .segments import segments
 
 __all__ = ["gated_linear"]
 
@@ -35,8 +35,7 @@ def gated_linear(
     chunk = chunk_size or _chunk_size(k.shape[3], v.shape[3])
     # Whole chunks, and what is left of the sequence as one shorter chunk: no token is made up.
     sizes = [T - T % chunk, T % chunk]
-    timed = log_decay is not None and log_decay.ndim > 1
-    gates = log_decay.split(sizes, 1) if timed else [log_decay] * 2
+    gates = [log_decay] * 2 if log_decay is None or log_decay.ndim == 1 else log_decay.split(sizes, 1)
     outputs = []
     for q_, k_, v_, gate in zip(q.split(sizes, 1), k.split(sizes, 1), v.split(sizes, 1), gates, strict=True):
         if v_.shape[1]:

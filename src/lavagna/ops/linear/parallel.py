@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..dispatch import Call
+from ..segments import segments
 from .normalizer import divide, with_ones
-from .segments import segments
 
 __all__ = ["gated_linear", "refuses"]
 
