@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .generate import Generated, generate, stream
+from .streaming import Generated, generate, stream
 from .reading import Reading, read
 from .sampling import Sampler, Sampling
 from .text import Piece, StopHolder, read_text, stream_text

@@ -10,7 +10,7 @@ import torch
 from ..data.tokenizer import StreamDecoder, Tokenizer
 from ..errors import InputError
 from ..models import LanguageModel
-from .generate import stream
+from .streaming import stream
 from .reading import Reading, read
 from .sampling import Sampling
 
