@@ -23,7 +23,7 @@ class Scores(NamedTuple):
     """Bits and bytes of everything that was scored.
 
     Fields:
-        documents: int64 [n], number of each document in its corpus.
+        documents: int64 [n], number of each document in its corpus, repeated for its parts if it was cut.
         bits: float64 [n], −log2 of the probability of what was scored of each document, its end included.
         bytes: int64 [n], what its scored tokens stand for.
         bins: int64 [k + 1], edges of the position bins: bin i holds positions bins[i] to bins[i+1] − 1.
@@ -67,6 +67,7 @@ def score(
     *,
     context: int | None = None,
     max_tokens: int | None = None,
+    part: int | None = None,
     batch_size: int = 8,
     chunk: int = 512,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -80,6 +81,8 @@ def score(
             length; None reads each document through with one state.
         max_tokens: take documents (or windows) in one shuffled order, the same for every model, and stop after the
             one with which so many tokens are scored; None scores all.
+        part: a document of more windows than this counts as several: where documents are few, intervals can then
+            draw their parts again. How it is read does not change.
         batch_size: documents (or windows) read side by side.
         chunk: tokens read at once: memory grows with batch_size · chunk, not with the documents' lengths.
         on_progress: called with (tokens done, tokens in all).
@@ -90,7 +93,13 @@ def score(
     Raises:
         InputError: context, batch_size or chunk below one, or a vocabulary that is not the model's.
     """
-    for name, value in (("context", context), ("batch_size", batch_size), ("chunk", chunk), ("max_tokens", max_tokens)):
+    for name, value in (
+        ("context", context),
+        ("batch_size", batch_size),
+        ("chunk", chunk),
+        ("max_tokens", max_tokens),
+        ("part", part),
+    ):
         if value is not None and value < 1:
             raise InputError(f"{name} must be at least 1, got {value}")
     if corpus.tokenizer.vocab_size > model.config.vocab_size:
@@ -99,7 +108,9 @@ def score(
             f"got a tokenizer of {corpus.tokenizer.vocab_size}"
         )
     pieces = _pieces(corpus, context, max_tokens)
-    scored = np.unique(pieces.document)
+    windows = pieces.start // (context or 1) // part if part else np.zeros_like(pieces.start)
+    scored, places = np.unique(np.stack([pieces.document, windows]), axis=1, return_inverse=True)
+    scored, places = scored[0], places.reshape(-1)
     bins = position_bins(int(pieces.length.max()))
     bits = np.zeros((len(scored), len(bins) - 1))
     sizes = np.zeros((len(scored), len(bins) - 1), dtype=np.int64)
@@ -107,7 +118,7 @@ def score(
     total, done = int(pieces.length.sum()), 0
     for first in range(0, len(pieces.length), batch_size):
         group = _Pieces(*(field[first : first + batch_size] for field in pieces))
-        place = np.searchsorted(scored, group.document)
+        place = places[first : first + batch_size]
         for start, rows, nats, targets in _read(model, corpus, group, chunk):
             for row, row_nats, row_targets in zip(rows, nats, targets, strict=True):
                 which = np.searchsorted(bins, start + np.arange(len(row_nats)), side="right") - 1
