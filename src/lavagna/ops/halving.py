@@ -59,8 +59,8 @@ def halve(rows: Sequence[Tensor], column: Tensor, log_decay: Tensor, *, reads_fi
         return F.pad(x.reshape(-1, C, K), (0, 0, 0, padding), value=fill)
 
     stacked = torch.stack([blocks(row, 0.0) for row in rows], -2)
-    found = _Halve.apply(stacked, blocks(column, 0.0), blocks(log_decay.exp(), 1.0), reads_first)
-    reading, writing, total, scores = found
+    absorb: Callable[..., tuple[Tensor, ...]] = _Halve.apply
+    reading, writing, total, scores = absorb(stacked, blocks(column, 0.0), blocks(log_decay.exp(), 1.0), reads_first)
     return Absorbed(
         tuple(x.reshape(*lead, C, K) for x in reading[:, :C].unbind(2)),
         writing[:, :C].reshape(*lead, C, K),
