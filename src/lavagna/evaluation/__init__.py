@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from .intervals import Interval, bits_per_byte, by_position, paired_difference
-from .score import Scores, position_bins, score
+from .score import Pieces, Scores, choose_pieces, framed, position_bins, score
 
 __all__ = [
     "Interval",
+    "Pieces",
     "Scores",
     "bits_per_byte",
     "by_position",
+    "choose_pieces",
+    "framed",
     "paired_difference",
     "position_bins",
     "score",

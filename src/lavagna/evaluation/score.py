@@ -14,7 +14,7 @@ from ..data.corpus import Corpus
 from ..errors import InputError
 from ..models import LanguageModel, ModelState
 
-__all__ = ["Scores", "position_bins", "score"]
+__all__ = ["Pieces", "Scores", "choose_pieces", "framed", "position_bins", "score"]
 
 LOGITS_AT_ONCE = 1 << 25  # elements
 
@@ -52,9 +52,13 @@ def position_bins(longest: int) -> np.ndarray:
     return np.array(edges, dtype=np.int64)
 
 
-class _Pieces(NamedTuple):
-    """What is scored: elements start to start + length of [E, t_1, ..., t_n] are fed; each field is int64 [n]."""
+class Pieces(NamedTuple):
+    """What is scored: elements start to start + length of [E, t_1, ..., t_n] are fed; each field is int64 [n].
 
+    `row` is the piece's place in the scores.
+    """
+
+    row: np.ndarray
     document: np.ndarray
     start: np.ndarray
     length: np.ndarray
@@ -107,50 +111,62 @@ def score(
             f"expected tokens of the model's vocabulary of {model.config.vocab_size}, "
             f"got a tokenizer of {corpus.tokenizer.vocab_size}"
         )
-    pieces = _pieces(corpus, context, max_tokens)
-    windows = pieces.start // (context or 1) // part if part else np.zeros_like(pieces.start)
-    scored, places = np.unique(np.stack([pieces.document, windows]), axis=1, return_inverse=True)
-    scored, places = scored[0], places.reshape(-1)
+    pieces, scored = choose_pieces(corpus, context=context, max_tokens=max_tokens, part=part)
     bins = position_bins(int(pieces.length.max()))
     bits = np.zeros((len(scored), len(bins) - 1))
     sizes = np.zeros((len(scored), len(bins) - 1), dtype=np.int64)
     token_bytes = corpus.tokenizer.token_bytes()
     total, done = int(pieces.length.sum()), 0
     for first in range(0, len(pieces.length), batch_size):
-        group = _Pieces(*(field[first : first + batch_size] for field in pieces))
-        place = places[first : first + batch_size]
+        group = Pieces(*(field[first : first + batch_size] for field in pieces))
         for start, rows, nats, targets in _read(model, corpus, group, chunk):
             for row, row_nats, row_targets in zip(rows, nats, targets, strict=True):
                 which = np.searchsorted(bins, start + np.arange(len(row_nats)), side="right") - 1
-                np.add.at(bits[place[row]], which, row_nats / np.log(2))
-                np.add.at(sizes[place[row]], which, token_bytes[row_targets])
+                np.add.at(bits[group.row[row]], which, row_nats / np.log(2))
+                np.add.at(sizes[group.row[row]], which, token_bytes[row_targets])
                 done += len(row_nats)
             on_progress(done, total)
     return Scores(scored, bits.sum(1), sizes.sum(1), bins, bits, sizes)
 
 
-def _pieces(corpus: Corpus, context: int | None, max_tokens: int | None) -> _Pieces:
-    """The documents or windows to be scored, the longest first: those read side by side are of like length."""
-    framed = corpus.lengths + 1
-    windows = np.ones_like(framed) if context is None else -(-framed // context)
+def choose_pieces(
+    corpus: Corpus, *, context: int | None = None, max_tokens: int | None = None, part: int | None = None
+) -> tuple[Pieces, np.ndarray]:
+    """The documents or windows that :func:`score` reads with these arguments, and the document of each row of scores.
+
+    The longest come first: those read side by side are of like length.
+    """
+    fed = corpus.lengths + 1
+    windows = np.ones_like(fed) if context is None else -(-fed // context)
     ends = windows.cumsum()
     numbers = np.arange(ends[-1])
     if max_tokens is not None:
         numbers = np.random.default_rng(0).permutation(numbers)
     document = np.searchsorted(ends, numbers, side="right")
     start = (numbers - (ends - windows)[document]) * (context or 0)
-    length = framed[document] - start
+    length = fed[document] - start
     if context is not None:
         length = np.minimum(length, context)
     if max_tokens is not None:
         enough = int(np.searchsorted(length.cumsum(), max_tokens)) + 1
         document, start, length = document[:enough], start[:enough], length[:enough]
     order = np.argsort(-length, kind="stable")
-    return _Pieces(document[order], start[order], length[order])
+    document, start, length = document[order], start[order], length[order]
+    parts = start // (context or 1) // part if part else np.zeros_like(start)
+    rows, row = np.unique(np.stack([document, parts]), axis=1, return_inverse=True)
+    return Pieces(row.reshape(-1), document, start, length), rows[0]
+
+
+def framed(corpus: Corpus, document: int, start: int, length: int) -> np.ndarray:
+    """Elements start to start + length of [E, t_1, ..., t_n, E], int64 [length + 1]: inputs and, shifted, targets."""
+    elements = np.full(length + 1, corpus.tokenizer.end_of_document, dtype=np.int64)
+    ids = corpus.document(document)[max(start - 1, 0) : start + length]
+    elements[int(start == 0) :][: len(ids)] = ids
+    return elements
 
 
 def _read(
-    model: LanguageModel, corpus: Corpus, group: _Pieces, chunk: int
+    model: LanguageModel, corpus: Corpus, group: Pieces, chunk: int
 ) -> Iterator[tuple[int, np.ndarray, list[np.ndarray], list[np.ndarray]]]:
     """Read pieces side by side; yield (position, rows, nats per row, targets per row) by chunk."""
     device = model.embedding.weight.device
@@ -163,14 +179,11 @@ def _read(
             state = state.reorder(torch.from_numpy(alive).to(device))
         rows = rows[alive]
         counts = np.minimum(group.length[rows] - position, chunk)
-        framed = np.full((len(rows), int(counts.max()) + 1), end, dtype=np.int64)
+        elements = np.full((len(rows), int(counts.max()) + 1), end, dtype=np.int64)
         for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            at = int(group.start[row]) + position
-            # Elements at to at + count of [E, t_1, ..., t_n, E], the last one a target alone.
-            ids = corpus.document(int(group.document[row]))[max(at - 1, 0) : at + count]
-            framed[i, int(at == 0) :][: len(ids)] = ids
-        tokens = torch.from_numpy(framed).to(device)
-        real = np.arange(framed.shape[1] - 1) < counts[:, None]
+            elements[i, : count + 1] = framed(corpus, group.document[row], group.start[row] + position, count)
+        tokens = torch.from_numpy(elements).to(device)
+        real = np.arange(elements.shape[1] - 1) < counts[:, None]
         mask = None if real.all() else torch.from_numpy(real).to(device)
         hidden, state = model.hidden(tokens[:, :-1], state=state, token_mask=mask)
         nats = _nats(model, hidden, tokens[:, 1:]).numpy()
@@ -178,7 +191,7 @@ def _read(
             position,
             rows,
             [nats[i, :count] for i, count in enumerate(counts)],
-            [framed[i, 1 : count + 1] for i, count in enumerate(counts)],
+            [elements[i, 1 : count + 1] for i, count in enumerate(counts)],
         )
 
 
