@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from ...errors import InputError, ShapeError
@@ -87,7 +84,7 @@ def gated_linear(
     Numerics:
         Computed in float32 (float64 when an input is), whatever the inputs' dtype. Only decays ≤ 1 are
         multiplied, each from the tokens it spans, so that forward and gradients keep their digits beside
-        a log_decay of −1e4.
+        a log_decay of −1e4. Where log_decay is per key channel, the chunk form has first derivatives only.
 
     Source:
         Katharopoulos et al. 2020 (normalizer), Sun et al. 2023 (RetNet), Yang et al. 2023 (GLA), Dao & Gu
@@ -111,9 +108,15 @@ def gated_linear(
     rows = B if bounds is None else len(bounds) - 1
 
     S, z = _parts(state, normalizer)
+    if S is not None:
+        dims.bind("state.S" if normalizer else "state", S, f"{rows} HV K V")
+    if z is not None:
+        dims.bind("state.z", z, f"{rows} HV K")
     dtype = common_dtype("gated_linear", q=q, k=k, v=v, log_decay=log_decay, bonus=bonus, state=S, z=z)
-    S = _start("state", S, v, dtype, rows, HV, K, V)
-    initial: Any = LinearState(S, _start("state.z", z, v, dtype, rows, HV, K)) if normalizer else S
+    S = v.new_zeros(rows, HV, K, V, dtype=dtype) if S is None else S.to(dtype)
+    initial: Tensor | LinearState = S
+    if normalizer:
+        initial = LinearState(S, v.new_zeros(rows, HV, K, dtype=dtype) if z is None else z.to(dtype))
 
     timed, fixed = {"q": q, "k": k, "v": v}, {"log_decay": log_decay, "bonus": bonus}
     if log_decay is not None and (log_decay.ndim > 1 or bounds is not None):
@@ -139,10 +142,3 @@ def _parts(state: Tensor | LinearState | None, normalizer: bool) -> tuple[Tensor
             f"got {type(state).__name__}"
         )
     return (state.S, state.z) if isinstance(state, LinearState) else (state, None)
-
-
-def _start(name: str, given: Tensor | None, like: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:
-    if given is None:
-        return like.new_zeros(shape, dtype=dtype)
-    Dims("gated_linear").bind(name, given, " ".join(map(str, shape)))
-    return given.to(dtype)
