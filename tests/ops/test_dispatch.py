@@ -232,13 +232,17 @@ def test_a_state_is_float32_or_float64_when_an_input_is() -> None:
     assert common_dtype("op", x=half, y=None) == torch.float32
     assert common_dtype("op", x=half, y=single) == torch.float32
     assert common_dtype("op", x=half, y=double) == torch.float64
-    assert common_dtype("op", x=single.to(torch.complex64)) == torch.float32
-    assert common_dtype("op", x=single, y=double.to(torch.complex128)) == torch.float64
+    assert common_dtype("op", ("A",), A=single.to(torch.complex64)) == torch.float32
+    assert common_dtype("op", ("A",), x=single, A=double.to(torch.complex128)) == torch.float64
 
 
 def test_what_is_no_floating_tensor_is_named() -> None:
-    with pytest.raises(ShapeError, match=r"^op: y must have a floating dtype, got torch\.int64$"):
+    with pytest.raises(ShapeError, match=r"^op: y must have a real floating dtype, got torch\.int64$"):
         common_dtype("op", x=torch.ones(1), y=torch.ones(1, dtype=torch.int64))
+    with pytest.raises(ShapeError, match=r"^op: A must have a floating or complex dtype, got torch\.int64$"):
+        common_dtype("op", ("A",), A=torch.ones(1, dtype=torch.int64))
+    with pytest.raises(ShapeError, match=r"^op: y must have a real floating dtype, got torch\.complex64$"):
+        common_dtype("op", ("A",), y=torch.ones(1, dtype=torch.complex64))
     with pytest.raises(ShapeError, match=r"^op: y must be a tensor, got list$"):
         common_dtype("op", x=torch.ones(1), y=[1.0])
 

@@ -128,6 +128,15 @@ def test_integers(spec: OpSpec, case: Case) -> None:
 
 
 @each_case
+def test_complex_numbers_over_time(spec: OpSpec, case: Case) -> None:
+    inputs = draw(spec, case)
+    for name in timed_names(spec, inputs):
+        if inputs.tensors[name].is_floating_point():
+            wrong = inputs.tensors[name].to(torch.complex64)
+            refuses(ShapeError, spec, changed(inputs, **{name: wrong}), name, "got torch.complex64")
+
+
+@each_case
 def test_tensors_on_different_devices(spec: OpSpec, case: Case) -> None:
     inputs = draw(spec, case)
     if len(given(inputs)) > 1:

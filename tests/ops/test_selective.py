@@ -352,5 +352,5 @@ def test_channels_that_groups_do_not_divide() -> None:
 def test_complex_parameters() -> None:
     given = draw()
     given["A"] = given["A"].to(torch.complex128)
-    with pytest.raises(ShapeError, match=r"A must have a real dtype, got torch\.complex128"):
+    with pytest.raises(ShapeError, match=r"A must have a real floating dtype, got torch\.complex128"):
         selective_scan(**given)

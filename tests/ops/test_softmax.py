@@ -463,7 +463,7 @@ def test_refusals() -> None:
         attention(*x, causal=False, return_state=True)
     with pytest.raises(StateError, match=r"inputs' dtype torch\.float32, got torch\.float64 keys"):
         attention(*(t.float() for t in x), state=state)
-    with pytest.raises(ShapeError, match=r"real dtypes, got torch\.complex128"):
+    with pytest.raises(ShapeError, match=r"real floating dtype, got torch\.complex128"):
         attention(x[0].to(torch.complex128), *x[1:])
 
 

@@ -7,7 +7,7 @@ reason why it cannot. Nothing falls back silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from functools import cached_property
 from importlib import import_module
@@ -197,18 +197,24 @@ def _widen(tensor: Tensor, real: torch.dtype) -> Tensor:
     return tensor.to(real) if tensor.is_floating_point() else tensor
 
 
-def common_dtype(caller: str, **tensors: Tensor | None) -> torch.dtype:
+def common_dtype(caller: str, may_be_complex: Collection[str] = (), /, **tensors: Tensor | None) -> torch.dtype:
     """The dtype in which a state of these inputs is kept: float64 when any of them is, else float32.
 
+    Args:
+        caller: the operator's name, for messages.
+        may_be_complex: names of the tensors that need not be real.
+        tensors: name -> tensor, or None.
+
     Raises:
-        ShapeError: an input is no tensor, is not of a floating (or complex) dtype, or they are on different devices.
+        ShapeError: an input is no tensor or of another than a floating dtype, or they are on different devices.
     """
     given = {name: t for name, t in tensors.items() if t is not None}
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
             raise ShapeError(f"{caller}: {name} must be a tensor, got {type(tensor).__name__}")
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            raise ShapeError(f"{caller}: {name} must have a floating dtype, got {tensor.dtype}")
+        if not (tensor.is_floating_point() or (tensor.is_complex() and name in may_be_complex)):
+            kind = "floating or complex" if name in may_be_complex else "real floating"
+            raise ShapeError(f"{caller}: {name} must have a {kind} dtype, got {tensor.dtype}")
     device_of(caller, **given)
     return _wide_dtype(list(given.values()))
 

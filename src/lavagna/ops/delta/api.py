@@ -97,9 +97,6 @@ def gated_delta(
     if state is not None:
         dims.bind("state", state, f"{rows} HV K V")
     given = {"q": q, "k": k, "v": v, "beta": beta, "log_decay": log_decay, "state": state}
-    for name, tensor in given.items():
-        if tensor is not None and tensor.is_complex():
-            raise ShapeError(f"gated_delta: {name} must be real, got {tensor.dtype}")
     dtype = common_dtype("gated_delta", **given)
     if state is None:
         state = q.new_zeros(rows, dims["HV"], dims["K"], dims["V"], dtype=dtype)

@@ -105,9 +105,6 @@ def selective_scan(
         raise InputError(f"selective_scan: chunk_size must be at least 1, got {chunk_size}")
     given = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias, "state": state}
     dtype = common_dtype("selective_scan", **given)
-    for name, tensor in given.items():
-        if tensor is not None and tensor.is_complex():
-            raise ShapeError(f"selective_scan: {name} must have a real dtype, got {tensor.dtype}")
     bounds = None if cu_seqlens is None else check_cu_seqlens("selective_scan", cu_seqlens, dims["B"], dims["T"])
     rows = dims["B"] if bounds is None else len(bounds) - 1
     if state is None:

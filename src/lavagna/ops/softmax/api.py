@@ -84,8 +84,6 @@ def attention(
         dims.bind("token_mask", token_mask, "B T")
         if token_mask.dtype != torch.bool:
             raise ShapeError(f"attention: token_mask must have dtype torch.bool, got {token_mask.dtype}")
-    if q.is_complex() or k.is_complex() or v.is_complex():
-        raise ShapeError(f"attention: q, k, v must have real dtypes, got {q.dtype}, {k.dtype}, {v.dtype}")
     common_dtype("attention", q=q, k=k, v=v)
     device_of("attention", q=q, token_mask=token_mask)
     if window is not None and (not causal or window < 1):
