@@ -235,9 +235,11 @@ class Backbone(nn.Module):
             if not (path / name).is_file():
                 raise ConfigError(f"expected a model folder with {name}, but {str(path)!r} has none")
         try:
-            values: dict[str, Any] = json.loads((path / "config.json").read_text())
+            values: Any = json.loads((path / "config.json").read_text())
         except json.JSONDecodeError as error:
             raise ConfigError(f"{str(path / 'config.json')!r} is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"expected an object in {str(path / 'config.json')!r}, got {type(values).__name__}")
         kind = values.pop("model", None)
         if kind != cls.__name__:
             raise ConfigError(f"{str(path)!r} holds a {kind}, expected a {cls.__name__}")
@@ -246,7 +248,8 @@ class Backbone(nn.Module):
             model.to(_saved_dtype(path / "model.safetensors"))
             load_model(model, str(path / "model.safetensors"))
         except (RuntimeError, SafetensorError) as error:
-            raise ConfigError(f"the weights in {str(path)!r} do not fit its config.json: {error}") from None
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"the weights in {str(path)!r} do not fit its config.json: {reason}") from None
         return model.to(device)
 
 

@@ -166,3 +166,10 @@ class ClassifierConfig(LanguageModelConfig):
     classes: int
     pooling: Literal["last", "mean"] = "last"
     tied: Literal[False] = False
+
+    @field_validator("classes")
+    @classmethod
+    def _some(cls, value: int) -> int:
+        if value < 1:
+            raise ValueError("must be at least 1")
+        return value

@@ -35,7 +35,7 @@ def expand_layers(text: str) -> tuple[str, ...]:
         nonlocal here
         token = tokens[here]
         if expected is not None and token != expected:
-            raise ConfigError(f"layers: expected {expected!r} but got {token or 'the end'!r} in {text!r}")
+            raise ConfigError(f"layers: expected {expected!r} but got {_named(token)} in {text!r}")
         here += 1
         return token
 
@@ -58,7 +58,7 @@ def expand_layers(text: str) -> tuple[str, ...]:
         elif tokens[here].isidentifier():
             names = (take(),)
         else:
-            raise ConfigError(f"layers: expected a mixer's name but got {tokens[here] or 'the end'!r} in {text!r}")
+            raise ConfigError(f"layers: expected a mixer's name but got {_named(tokens[here])} in {text!r}")
         return count * names
 
     names = sum_()
@@ -67,3 +67,7 @@ def expand_layers(text: str) -> tuple[str, ...]:
     if not names:
         raise ConfigError(f"layers: expected at least one layer, got none in {text!r}")
     return names
+
+
+def _named(token: str) -> str:
+    return repr(token) if token else "the end"

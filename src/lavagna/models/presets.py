@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, unknown_name
@@ -64,7 +65,7 @@ def preset(name: str) -> dict[str, Any]:
         ConfigError: no such published model, size or mixer.
     """
     if name in PUBLISHED:
-        return dict(PUBLISHED[name])
+        return deepcopy(PUBLISHED[name])
     match = re.fullmatch(r"(.+)[-@](\w+)", name)
     if match is None:
         raise ConfigError(
