@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lavagna.mixers import Mixer, build
 
 from ..support.budget import close
+from ..support.mixers import randomised
 
 pytestmark = pytest.mark.peers
 
@@ -33,21 +34,6 @@ def _their_torch_functions(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, function in vars(module).copy().items():
             if name.endswith(("delta_rule", "delta_attention")):
                 monkeypatch.setattr(module, name, function.__wrapped__)
-
-
-def randomised(module: nn.Module) -> nn.Module:
-    """Every parameter drawn anew, so that none is at a value that hides it (norms of ones, biases of zero)."""
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
-            elif name.endswith("A_log"):
-                parameter.uniform_(0, 1)
-            elif parameter.ndim > 1:
-                parameter.normal_(std=parameter[0].numel() ** -0.5)
-            else:
-                parameter.normal_()
-    return module.eval()
 
 
 def copied(ours: Mixer, weights: dict[str, Tensor]) -> Mixer:
