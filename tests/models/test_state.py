@@ -89,8 +89,8 @@ def test_a_state_goes_to_another_device(layers: str) -> None:
     assert {leaf.device.type for leaf in leaves(state)} == {"cpu"}
 
 
-@ALL
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layers", [*LAYERS, "s4d+rwkv6"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_saved_state_goes_on_exactly(layers: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = make_model(layers, dtype=dtype, position="sinusoidal")
     logits, state = model(tokens(2, 9))

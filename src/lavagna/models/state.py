@@ -114,7 +114,7 @@ class ModelState:
         """
         from safetensors.torch import save_file
 
-        tensors = {name: t.detach().cpu().contiguous().clone() for name, t in tree.named_leaves(self)}
+        tensors = {name: _real(t).detach().cpu().contiguous().clone() for name, t in tree.named_leaves(self)}
         if logits is not None:
             tensors[_LOGITS] = logits.detach().cpu().contiguous().clone()
         header = {"format": "lavagna-state-1", "config": model.config.to_json(), "rows": str(self.rows)}
@@ -163,5 +163,15 @@ class ModelState:
             )
         order = iter(names)
         # A key-value cache takes this model's dtype, should the weights have been converted meanwhile.
-        state = template.map_tensors(lambda t: tensors[next(order)].to(device, t.dtype))
+        state = template.map_tensors(lambda t: _like(t, tensors[next(order)]).to(device, t.dtype))
         return state, None if logits is None else logits.to(device)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of reals: safetensors has no complex128."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _like(template: Tensor, saved: Tensor) -> Tensor:
+    """What :func:`_real` was given, where the template is complex."""
+    return torch.view_as_complex(saved) if template.is_complex() else saved
