@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import ConfigError, InputError, ShapeError, StateError
 from ..files import atomic_folder
+from ..mixers.parts.positions import positions
 from ..ops.packing import Padding, check_cu_seqlens
 from ..shapes import Dims
 from .block import Block, make_norm
@@ -171,9 +172,7 @@ class Backbone(nn.Module):
                 raise StateError(f"state must have {rows} rows, got {state.rows}")
         seen = None
         if self.config.position != "none":
-            start = torch.zeros(rows, dtype=torch.int64, device=x.device) if state is None else state.seen
-            assert start is not None
-            x, seen = self._add_positions(x, start, cu_seqlens)
+            x, seen = self._add_positions(x, None if state is None else state.seen, cu_seqlens)
         layers: list[BlockState] = []
         for i, block in enumerate(self.blocks):
             before = None if state is None else state.layers[i]
@@ -184,17 +183,9 @@ class Backbone(nn.Module):
             layers.append(after)
         return self.final_norm(x), ModelState(tuple(layers), seen)
 
-    def _add_positions(self, x: Tensor, start: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add the positions start, start + 1, ... of each row; returns x and the next start."""
-        if cu_seqlens is None:
-            offset = torch.arange(x.shape[1], device=x.device)
-            position = start[:, None] + offset
-            after = start + x.shape[1]
-        else:
-            lengths = cu_seqlens.diff().to(torch.int64)
-            offset = torch.arange(x.shape[1], device=x.device)
-            position = (offset + (start - cu_seqlens[:-1]).repeat_interleave(lengths))[None]
-            after = start + lengths
+    def _add_positions(self, x: Tensor, seen: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add to each row the positions from what it has seen on; returns x and what it has seen then."""
+        position, after = positions(x, seen, cu_seqlens)
         if self.positions is not None:
             last = int(position.max()) if position.numel() else -1
             if last >= len(self.positions):
