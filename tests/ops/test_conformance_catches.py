@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.gradcheck import GradcheckError
 
 from lavagna.ops.conv import parallel
 from lavagna.ops.dispatch import Row
@@ -159,7 +158,7 @@ BREAKS: dict[Callable[..., Converted], Callable[..., None]] = {
     loses_the_state: contracts.test_pieces_of_any_length_equal_the_whole,
     returns_the_old_state: contracts.test_one_token_at_a_time_equals_the_whole,
     cuts_the_gradient_through_the_state: contracts.test_one_token_at_a_time_equals_the_whole,
-    cuts_the_gradient_of_a_weight: contracts.test_gradients_are_derivatives,
+    cuts_the_gradient_of_a_weight: contracts.test_one_answer_in_float64,
     is_a_little_wrong: contracts.test_one_answer_in_float32,
     rounds_to_half_precision: contracts.test_one_answer_in_float32,
     rounds_the_state: contracts.test_one_answer_in_float64,
@@ -190,7 +189,7 @@ def call(test: Callable[..., None], function: Callable[..., Converted], monkeypa
 @pytest.mark.parametrize("function", BREAKS, ids=lambda function: function.__name__)
 def test_a_broken_implementation_is_seen(function: Callable[..., Converted], monkeypatch: pytest.MonkeyPatch) -> None:
     call(BREAKS[function], convolve, monkeypatch)
-    with pytest.raises((AssertionError, GradcheckError)):
+    with pytest.raises(AssertionError):
         call(BREAKS[function], function, monkeypatch)
 
 

@@ -6,15 +6,15 @@ import inspect
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lavagna.ops import OPS
 from lavagna.ops.dispatch import Result, Row
-from lavagna.ops.spec import Case, Inputs, OpSpec, load_spec
+from lavagna.ops.spec import Case, Inputs, OpSpec, specs
 from lavagna.ops.tree import concatenate, leaves, map_tensors, named_leaves, select
 
 from ..exceptions import exempt
@@ -24,18 +24,7 @@ Answer = dict[str, Tensor]
 
 # Which operators, rows and cases there are -----------------------------------------------------------------
 
-
-def existing_specs() -> list[OpSpec]:
-    found = []
-    for op in OPS:
-        try:
-            found.append(load_spec(op))
-        except Exception:  # noqa: BLE001
-            continue
-    return found
-
-
-SPECS = existing_specs()
+SPECS = specs()
 
 
 def rows(spec: OpSpec, *, reference: bool = True) -> list[Row]:
@@ -72,22 +61,15 @@ def every_shape(spec: OpSpec) -> list[Case]:
 Cases = Callable[[OpSpec], Sequence[Case]]
 
 
-def each(cases: Cases | None = None, *, reference: bool = True) -> pytest.MarkDecorator:
-    """Parametrize a test with (spec, row), or with (spec, row, case) when `cases` chooses some."""
-    return pytest.mark.parametrize(
-        ("spec", "row") if cases is None else ("spec", "row", "case"), list(_parameters(cases, reference))
-    )
-
-
-def _parameters(cases: Cases | None, reference: bool) -> Iterator[Any]:
-    for spec in SPECS:
-        for case in [None] if cases is None else cases(spec):
-            for row in rows(spec, reference=reference):  # rows inside: they share a remembered reference
-                name = f"{spec.op}-{row.impl}.{row.form}"
-                if case is None:
-                    yield pytest.param(spec, row, id=name)
-                else:
-                    yield pytest.param(spec, row, case, id=f"{name}-{case.name}")
+def each(cases: Cases, *, reference: bool = True) -> pytest.MarkDecorator:
+    """Run a test on every row of every operator, with each of the cases chosen from its spec."""
+    parameters = [
+        pytest.param(spec, row, case, id=f"{spec.op}-{row.impl}.{row.form}-{case.name}")
+        for spec in SPECS
+        for case in cases(spec)
+        for row in rows(spec, reference=reference)  # innermost: they share a remembered reference
+    ]
+    return pytest.mark.parametrize(("spec", "row", "case"), parameters)
 
 
 # Inputs ----------------------------------------------------------------------------------------------------
@@ -248,7 +230,11 @@ def gradients(result: Result, inputs: Answer, rounded: torch.dtype = torch.float
 def answer(spec: OpSpec, row: Row, inputs: Inputs, rounded: torch.dtype = torch.float32, **more: Any) -> Answer:
     """Output, final state and every gradient of one call."""
     inputs = asking(spec, inputs)
-    result = run(spec, row, inputs, **more)
+    return all_of(run(spec, row, inputs, **more), inputs, rounded)
+
+
+def all_of(result: Result, inputs: Inputs, rounded: torch.dtype = torch.float32) -> Answer:
+    """Output, final state and every gradient of a result."""
     found = named_values(result) | gradients(result, named_inputs(inputs), rounded)
     return {name: t.detach() for name, t in found.items()}
 
@@ -261,18 +247,16 @@ def pieces(spec: OpSpec, row: Row, inputs: Inputs, cuts: Sequence[int]) -> Answe
     for start, stop in zip([0, *cuts], [*cuts, tokens], strict=True):
         output, state = run(spec, row, piece(spec, inputs, start, stop, state))
         outputs.append(output)
-    result = Result(torch.cat(outputs, 1), state)
-    found = named_values(result) | gradients(result, named_inputs(inputs))
-    return {name: t.detach() for name, t in found.items()}
+    return all_of(Result(torch.cat(outputs, 1), state), inputs)
 
 
 # References, remembered because they are loops over tokens --------------------------------------------------
 
 
-_remembered: dict[Any, Any] = {}
+_remembered: dict[tuple[Any, ...], Answer] = {}
 
 
-def remembered(key: Any, compute: Callable[[], Any]) -> Any:
+def remembered(compute: Callable[[], Answer], *key: Any) -> Answer:
     """The result of `compute`, which is called once for each key."""
     if key not in _remembered:
         _remembered[key] = compute()
@@ -288,14 +272,19 @@ def references(
         inputs: what the answers are to; `case` and `what` name it, for the same name answers are remembered.
         dtype: of the inputs.
     """
-    row = reference_row(spec)
-    key = (spec.op, case.name, tuple(case.sizes.items()), dtype, what)
-    return remembered(key, lambda: (answer(spec, row, inputs, dtype), answer(spec, row, double(inputs), dtype)))
+    row, key = reference_row(spec), _key(spec, case, dtype, what)
+    same = remembered(lambda: answer(spec, row, inputs, dtype), "same", *key)
+    return same, remembered(lambda: answer(spec, row, double(inputs), dtype), "exact", *key)
 
 
 def exact_reference(spec: OpSpec, case: Case) -> Answer:
     """The reference's answer in float64 to the float32 inputs of a case."""
-    return references(spec, case, draw(spec, case))[1]
+    key = _key(spec, case, torch.float32, "")
+    return remembered(lambda: answer(spec, reference_row(spec), double(draw(spec, case))), "exact", *key)
+
+
+def _key(spec: OpSpec, case: Case, dtype: torch.dtype, what: str) -> tuple[Any, ...]:
+    return spec.op, case.name, tuple(case.sizes.items()), dtype, what
 
 
 def exact_alone(spec: OpSpec, case: Case, lengths: Sequence[int]) -> Answer:
@@ -304,19 +293,11 @@ def exact_alone(spec: OpSpec, case: Case, lengths: Sequence[int]) -> Answer:
     def compute() -> Answer:
         inputs, bounds = packed(spec, case, lengths)
         inputs = asking(spec, inputs)
-        results = [
-            run(
-                spec,
-                reference_row(spec),
-                piece(spec, inputs, start, stop, select(inputs.state, torch.tensor([m]))),
-            )
-            for m, (start, stop) in enumerate(zip(bounds.tolist(), bounds.tolist()[1:], strict=False))
-        ]
-        result = Result(
-            torch.cat([r.output for r in results], 1),
-            concatenate([r.state for r in results]),
-        )
-        found = named_values(result) | gradients(result, named_inputs(inputs))
-        return {name: t.detach() for name, t in found.items()}
+        results = []
+        for m, (start, stop) in enumerate(pairwise(bounds.tolist())):
+            alone = piece(spec, inputs, start, stop, select(inputs.state, torch.tensor([m])))
+            results.append(run(spec, reference_row(spec), alone))
+        together = Result(torch.cat([r.output for r in results], 1), concatenate([r.state for r in results]))
+        return all_of(together, inputs)
 
-    return remembered((spec.op, case.name, "alone", tuple(lengths)), compute)
+    return remembered(compute, "alone", spec.op, case.name, tuple(lengths))

@@ -79,6 +79,8 @@ SPEC = OpSpec(
         _case("window-ragged-mask", 30, B=3, options={"window": 5}, ragged=True, mask=True),
         _case("loud", 20, loud=4),
         _case("scale", 20, options={"scale": 0.5}),
+        _case("all-see-all", 20, S=0, options={"causal": False}),
+        _case("all-see-all-mask", 20, S=0, options={"causal": False}, mask=True),
     ),
     bench=(
         _case("prefill-1b", 2048, B=1, H=32, G=8, K=64, V=64, S=0),
