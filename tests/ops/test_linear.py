@@ -420,7 +420,7 @@ def test_a_wider_state_makes_a_wider_result() -> None:
         ),
         (
             {"state": LinearState(torch.zeros(2, 4, 3, 5), torch.zeros(2, 4, 5)), "normalizer": True},
-            r"state.z must have shape \[2, 4, 3\], got \[2, 4, 5\]",
+            r"state.z must have shape \[2, HV=4, K=3\], got \[2, 4, 5\]",
         ),
     ],
     ids=["heads", "log_decay", "bonus", "state-of-a-pair", "state-of-one", "z"],

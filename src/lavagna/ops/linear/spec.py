@@ -96,7 +96,8 @@ SPEC = OpSpec(
         _case("channel-extreme-T1000", 1000, "channel", B=1, HV=1, extreme=True),
         _case("rwkv6-extreme", 100, "channel", H=2, extreme=True, bonus=True),
         _case("constant-extreme", 40, "constant", HV=4, extreme=True),
-        _case("constant-bonus-normalized", 40, "constant", bonus=True, normalizer=True),
+        # A constant decay's gradient is one sum over all tokens: several heads, or chance alone sets its size.
+        _case("constant-bonus-normalized", 20, "constant", H=4, HV=8, bonus=True, normalizer=True),
         _case("scalar-bonus", 40, "scalar", H=2, HV=4, bonus=True),
         _case("scalar-normalized", 40, "scalar", normalizer=True),
         _case("ungated-bonus", 40, None, bonus=True),
