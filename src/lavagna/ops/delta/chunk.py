@@ -55,9 +55,7 @@ def chunk(
     heads, values = v.shape[2:]
     size = _size(chunk_size or CHUNK, tokens, keys)
     if size == 1:  # a chunk of one token is the recurrence itself
-        return recurrent(
-            q, k, v, beta, log_decay, qk_l2norm=qk_l2norm, scale=scale, chunk_size=None, state=state
-        )
+        return recurrent(q, k, v, beta, log_decay, qk_l2norm=qk_l2norm, scale=scale, chunk_size=None, state=state)
     chunks = -(-tokens // size)
     missing = chunks * size - tokens
 

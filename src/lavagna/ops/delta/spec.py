@@ -61,9 +61,7 @@ def make(case: Case, generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     state = None
     if variant.get("state", True):
         state = normal(B, HV, K, V).to(torch.float64 if dtype == torch.float64 else torch.float32)
-    return Inputs(
-        {name: t if t is None else t.to(dtype) for name, t in tensors.items()}, dict(case.options), state
-    )
+    return Inputs({name: t if t is None else t.to(dtype) for name, t in tensors.items()}, dict(case.options), state)
 
 
 def _case(
