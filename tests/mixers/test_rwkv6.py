@@ -19,7 +19,7 @@ from ..support.variants import VARIANTS, WIDTH
 
 
 def literal(m: RWKV6, x: Tensor) -> Tensor:
-    """Equations 14 to 20 for one row [T, D]."""
+    """The paper's lines for one row [T, D]."""
     K, R = m.head_dim, m.shift_up.shape[1]
     S = [torch.zeros(K, K, dtype=x.dtype) for _ in range(m.heads)]
     before, rows = torch.zeros_like(x[0]), []

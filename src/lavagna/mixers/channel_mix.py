@@ -21,7 +21,7 @@ class ChannelMixState(NamedTuple):
 
 
 class ChannelMix(Mixer):
-    """y = σ(W_r x_r) ∘ W_v relu(W_k x_k)² (Peng et al. 2024, section 4.2), with
+    """y = σ(W_r x_r) ∘ W_v relu(W_k x_k)² (Peng et al. 2024, the channel mix), with
 
         x_k = x_t + (x_{t−1} − x_t) ∘ μ_k, and x_r the same with μ_r
 

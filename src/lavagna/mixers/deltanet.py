@@ -46,7 +46,7 @@ class DeltaNet(Mixer):
         conv_taps: W of the short convolution with its SiLU; None for neither.
         feature_map: φ, see lavagna.mixers.parts.feature_maps.
         nu: ν of DPFP.
-        qk_norm: "l2": q/‖q‖ and k/‖k‖, scale K^-0.5; "sum": q/Σq and k/Σk (Schlag et al., equation 27), scale 1.
+        qk_norm: "l2": q/‖q‖ and k/‖k‖, scale K^-0.5; "sum": q/Σq and k/Σk (Schlag et al.'s sum normalisation), scale 1.
         gate: with an output gate.
         norm: of each head's output.
         norm_eps: of that norm.

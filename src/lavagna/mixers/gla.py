@@ -25,7 +25,7 @@ class GLAState(NamedTuple):
 
 
 class GLA(Mixer):
-    """S_t = Diag(α_t) S_{t−1} + k_t v_tᵀ (Yang et al. 2023, section 4.4, equations 8 and following).
+    """S_t = Diag(α_t) S_{t−1} + k_t v_tᵀ (Yang et al. 2023, section 4).
 
         α = σ(W_α2 W_α1 x + b_α)^(1/τ);  y = W_out (silu(W_g x + b_g) ∘ norm(K^-0.5 Sᵀ q))
 

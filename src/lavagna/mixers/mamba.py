@@ -32,7 +32,7 @@ class Mamba(Mixer):
         h_t = exp(Δ_t A) ∘ h_{t−1} + Δ_t B_t x_t;  y_t = W_out ((C_t h_t + D x_t) ∘ silu(z_t))
 
     Args:
-        width: D of the model (the paper's E and D are swapped here: D is the model's width).
+        width: D, the model's width. E is the inner width here; the paper's E is the factor between them.
         expand: E / D, where inner is not given.
         inner: E; default expand · D.
         state_size: N.
@@ -41,7 +41,7 @@ class Mamba(Mixer):
         conv_bias: the convolution has a bias.
         bias: in_proj and out_proj have biases.
         selective_dt, selective_B, selective_C: False makes this one a parameter, the same at every token (the
-            paper's table 6).
+            paper's ablation of selective parameters).
         dt_B_C_norm: RMS-normalise Δ', B and C, as Jamba and FalconMamba do (the latter with weights of one).
         norm_eps: of these norms.
 

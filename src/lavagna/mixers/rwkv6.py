@@ -25,7 +25,7 @@ class RWKV6State(NamedTuple):
 
 
 class RWKV6(Mixer):
-    """S_t = Diag(e^{−exp(w_t)}) S_{t−1} + k_t v_tᵀ (Peng et al. 2024, section 4, equations 14 to 20).
+    """S_t = Diag(e^{−exp(w_t)}) S_{t−1} + k_t v_tᵀ (Peng et al. 2024, Finch's time mix).
 
         o_t = (S_{t−1} + (u ∘ k_t) v_tᵀ)ᵀ r_t;  y = W_out (LayerNorm(o) ∘ silu(W_g x_g))
 

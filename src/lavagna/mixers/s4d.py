@@ -38,7 +38,7 @@ class S4D(Mixer):
     Parameters: log_dt [D], A_log_real [D, n] (the logarithm of −Re A), A_imag [D, n], C [D, n, 2] (real and imaginary
         part; [D, n] if real), D [D], out_proj [2D, D] with bias. n is N/2, or N if real.
 
-    Initialisation: Δ log-uniform in [1e-3, 1e-1]; A as above (S4D-Lin or S4D-Real, equation 9); C normal; D normal.
+    Initialisation: Δ log-uniform in [1e-3, 1e-1]; A as above; C normal; D normal.
     """
 
     published_mlp = None

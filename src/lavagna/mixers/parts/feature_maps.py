@@ -39,7 +39,7 @@ def feature_map(name: FeatureMap, x: Tensor, nu: int) -> Tensor:
         identity   φ(x) = x
         softmax    φ(x) = softmax(x)
         dpfp       φ(x) = (r_i · r_{i+j}) for j = 1..ν, r = relu([x, −x]), i + j cyclic
-                                                             (Schlag et al. 2021, eq. 37)
+                                                             (Schlag et al. 2021)
 
     Args:
         name: which.
