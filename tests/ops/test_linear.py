@@ -332,6 +332,15 @@ def test_a_sequence_without_weights_divides_by_the_smallest_denominator(choice: 
     assert isinstance(result.state, LinearState)
 
 
+@each_row
+def test_the_two_parts_of_a_state_can_be_saved_apart(choice: dict) -> None:
+    """No memory is shared between them, and none is kept beside them."""
+    _, state = gated_linear(**draw("scalar", positive=True), normalizer=True, return_state=True, **choice)
+    for part in state:
+        assert part.is_contiguous()
+        assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
+
+
 # Chunks ----------------------------------------------------------------------------------------------------
 
 

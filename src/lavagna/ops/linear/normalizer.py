@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["LinearState", "divide", "with_ones"]
+__all__ = ["EPSILON", "LinearState", "divide", "with_ones"]
 
 #: added to the denominator, as in flash-linear-attention
 EPSILON = 1e-10
@@ -33,4 +33,5 @@ def with_ones(v: Tensor, state: LinearState) -> tuple[Tensor, Tensor]:
 
 def divide(o: Tensor, S: Tensor) -> tuple[Tensor, LinearState]:
     """Undo :func:`with_ones`: the output divided by its last channel, and the two states."""
-    return o[..., :-1] / (o[..., -1:] + EPSILON), LinearState(S[..., :-1], S[..., -1])
+    state = LinearState(S[..., :-1].contiguous(), S[..., -1].contiguous())
+    return o[..., :-1] / (o[..., -1:] + EPSILON), state
