@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..chunk_length import chunk_length
 from ..halving import halve
 from ..segments import segments
 from .recurrent import recurrent
@@ -53,7 +54,7 @@ def chunk(
     """q, k [B, T, H, K], v [B, T, HV, V], state [B, HV, K, V] -> o [B, T, HV, V], state."""
     batch, tokens, key_heads, keys = q.shape
     heads, values = v.shape[2:]
-    size = _size(chunk_size or CHUNK, tokens, keys)
+    size = chunk_length(chunk_size or CHUNK, tokens, keys)
     if size == 1:  # a chunk of one token is the recurrence itself
         return recurrent(q, k, v, beta, log_decay, qk_l2norm=qk_l2norm, scale=scale, chunk_size=None, state=state)
     chunks = -(-tokens // size)
@@ -96,15 +97,6 @@ def chunk(
         memory = torch.baddbmm(memory * total, k_out.mT, written)
     output = torch.stack(outputs).view(chunks, batch, heads, size, values).permute(1, 0, 3, 2, 4)
     return output.reshape(batch, chunks * size, heads, values)[:, :tokens], memory.view_as(state)
-
-
-def _size(at_most: int, tokens: int, keys: int) -> int:
-    """Tokens a chunk: a power of two, no longer than the sequence needs, no more than half of K.
-
-    K erasures can wipe the whole memory, and what a longer chunk leaves of it is then the difference of nearly
-    equal numbers (README.md, "How long a chunk may be").
-    """
-    return min(at_most, 1 << max(tokens - 1, 0).bit_length(), 1 << (max(keys // 2, 1).bit_length() - 1))
 
 
 def _local(q: Tensor, k: Tensor, log_decay: Tensor | None) -> _Local:
