@@ -28,7 +28,8 @@ def test_published_shapes_have_the_published_number_of_parameters(name: str, cou
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_every_mixer_comes_in_every_size(mixer: str) -> None:
     for size, expected in zip(SIZES, (0.15e6, 1e6, 10e6, 100e6), strict=True):
-        assert 0.4 < parameters(f"{mixer}-{size}") / expected < 3 / 2
+        # S4D's blocks have a sixth of the parameters of a block with an MLP, and count as half of one.
+        assert 0.3 < parameters(f"{mixer}-{size}") / expected < 3 / 2
 
 
 def test_layers_are_repeated_until_the_depth_is_reached() -> None:

@@ -26,7 +26,7 @@ class TrainingConfig(StrictModel):
         warmup: share of the steps over which the rate rises linearly from 0.
         decay: share of the steps of WSD's last phase.
         final_rate: share of `learning_rate` at the end.
-        weight_decay: on matrices; embeddings, norms, biases, and what a mixer names are not decayed.
+        weight_decay: on the matrices of linear layers; on nothing else.
         betas, eps: of AdamW.
         clip: largest norm of the gradient; 0 does not clip.
         dtype: of the parameters.

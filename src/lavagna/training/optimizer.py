@@ -15,20 +15,16 @@ __all__ = ["learning_rate", "make_optimizer", "parameter_groups"]
 def parameter_groups(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
     """Parameters by name: those that weight decay acts on, and those that it does not.
 
-    Decayed are matrices, save embeddings and what a module names in its ``undecayed`` (a decay rate's logarithm,
-    say, whose zero means something).
+    Decayed are the matrices of linear layers, save one that is an embedding too. Nothing else is: the zero of a norm's
+    weight, of a bias, of a filter or of a decay rate's logarithm is no simpler than another value.
     """
+    spared = {id(p) for m in model.modules() if not isinstance(m, nn.Linear) for p in m.parameters(recurse=False)}
     decayed: dict[str, nn.Parameter] = {}
     others: dict[str, nn.Parameter] = {}
-    seen: set[int] = set()
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in seen or not parameter.requires_grad:
-                continue
-            seen.add(id(parameter))
-            is_matrix = parameter.ndim >= 2 and not isinstance(module, nn.Embedding)
-            group = decayed if is_matrix and name not in getattr(module, "undecayed", ()) else others
-            group[f"{prefix}.{name}" if prefix else name] = parameter
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_matrix = parameter.ndim == 2 and id(parameter) not in spared
+            (decayed if is_matrix else others)[name] = parameter
     return decayed, others
 
 
