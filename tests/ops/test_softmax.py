@@ -9,13 +9,14 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lavagna.errors import InputError, ShapeError, StateError
 from lavagna.ops import attention
 from lavagna.ops.dispatch import Result
 from lavagna.ops.softmax.cache import KVCache
 from lavagna.ops.tree import concatenate, leaves, map_tensors, named_leaves, nbytes, select
+
+from ..support.largest import Largest
 
 IMPLS = ("torch", "reference")
 each_impl = pytest.mark.parametrize("impl", IMPLS)
@@ -409,19 +410,6 @@ def test_bytes_are_those_of_the_formula(dtype: torch.dtype, window: int | None) 
     slots = 45 if window is None else 9
     assert {t.dtype for t in (state.keys, state.values)} == {dtype}
     assert nbytes(state) == 3 * slots * 2 * (8 + 12) * dtype.itemsize + 3 * 8
-
-
-class Largest(TorchDispatchMode):
-    """Records the most elements that any operator's result has."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for t in result if isinstance(result, tuple) else (result,):
-            if isinstance(t, Tensor):
-                self.elements = max(self.elements, t.numel())
-        return result
 
 
 @pytest.mark.parametrize(

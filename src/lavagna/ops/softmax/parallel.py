@@ -39,11 +39,13 @@ def attend(
         with torch.autocast(q.device.type, enabled=False):
             return attend(q, k, v, causal=causal, window=window, scale=scale, keep=keep, state=state, real=real)
     held = state.lengths
+    counts = None if real is None else real.sum(1).tolist()
+    if counts is not None and min(counts) == q.shape[1]:
+        counts = real = None
     if not held:  # no row, or no sequence
         return q.new_zeros(*q.shape[:3], v.shape[3]), state
     if not causal:
         return _softmax(q, k, v, scale, None if real is None else _mask(~real[:, None], q.dtype)), state
-    counts = None if real is None else real.sum(1).tolist()
     if keep:
         old = state.keys, state.values
         recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *old))

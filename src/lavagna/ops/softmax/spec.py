@@ -79,6 +79,8 @@ SPEC = OpSpec(
         _case("window-ragged-mask", 30, B=3, options={"window": 5}, ragged=True, mask=True),
         _case("loud", 20, loud=4),
         _case("scale", 20, options={"scale": 0.5}),
+        _case("all-at-once", 20, S=0, options={"causal": False}),
+        _case("all-at-once-mask", 20, B=3, S=0, options={"causal": False}, mask=True),
         _case("all-see-all", 20, S=0, options={"causal": False}),
         _case("all-see-all-mask", 20, S=0, options={"causal": False}, mask=True),
     ),
