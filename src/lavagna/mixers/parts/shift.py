@@ -26,7 +26,7 @@ def previous_token(x: Tensor, last: Tensor | None, cu_seqlens: Tensor | None) ->
         last = wide(x.new_zeros(rows, x.shape[2]))
     if cu_seqlens is None:
         both = torch.cat([last[:, None].to(x.dtype), x], 1)
-        return both[:, :-1], wide(both[:, -1])
+        return both[:, :-1], wide(both[:, -1]).clone()  # a view would keep all of x in memory
     # Row m of `last` stands before the tokens of sequence m; a token's neighbour is one place to the left.
     sequence = torch.arange(rows, device=x.device)
     both = torch.cat([last.to(x.dtype), x[0]])
