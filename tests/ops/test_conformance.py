@@ -87,11 +87,11 @@ def test_half_precision_data_meets_float32_parameters(spec: OpSpec, row: Row, ca
     assert output.dtype == torch.bfloat16
     assert {t.dtype for t in leaves(state)} == {t.dtype for t in leaves(run(spec, row, half).state)}
     wide, _ = run(spec, row, mapped(inputs, lambda t: t.float() if t.is_floating_point() else t))
-    if row.widens:
-        close("output", output.float(), wide, torch.finfo(torch.bfloat16).eps)
+    # Rounded once where the row works in float32, several times where it works in half precision.
+    close("output", output.float(), wide, torch.finfo(torch.bfloat16).eps * (1 if row.widens else 8))
 
 
-@each(lambda spec: variety(spec, B=1, T=5), reference=True)
+@each(lambda spec: variety(spec, B=1, T=5))
 def test_gradients_are_derivatives(spec: OpSpec, row: Row, case: Case) -> None:
     inputs = asking(spec, double(draw(spec, case)))
     named = named_inputs(inputs)
