@@ -98,3 +98,11 @@ def test_inputs_of_a_part_alone_and_expanded_upstream_gradients() -> None:
         wanted = torch.autograd.grad(exact[number].sum(), leaves, retain_graph=True, materialize_grads=True)
         for got, want in zip(found, wanted, strict=True):
             close(f"gradient of part {number}", got, want, 1e-13)
+
+
+def test_any_strides() -> None:
+    rows, column, log_decay = draw(8)
+    expected = parts(halve(rows, column, log_decay))
+    turned = [x.mT.contiguous().mT for x in (*rows, column, log_decay)]
+    for got, exact in zip(parts(halve(turned[:-2], turned[-2], turned[-1])), expected, strict=True):
+        assert torch.equal(got, exact)

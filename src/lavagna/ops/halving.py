@@ -56,7 +56,8 @@ def halve(rows: Sequence[Tensor], column: Tensor, log_decay: Tensor, *, reads_fi
     padding = (1 << (C - 1).bit_length()) - C  # halves of halves need a power of two
 
     def blocks(x: Tensor, fill: float) -> Tensor:
-        return F.pad(x.reshape(-1, C, K), (0, 0, 0, padding), value=fill)
+        x = x.reshape(-1, C, K)
+        return F.pad(x, (0, 0, 0, padding), value=fill) if padding else x.contiguous()
 
     stacked = torch.stack([blocks(row, 0.0) for row in rows], -2)
     absorb: Callable[..., tuple[Tensor, ...]] = _Halve.apply
