@@ -166,7 +166,8 @@ class Table:
             fixed = {name: t if t is None else _widen(t, wide) for name, t in fixed.items()}
 
         # Autocast would run the products inside in half precision: a recurrence rounds at every step.
-        autocast = torch.autocast(call.device.type, enabled=False) if row.widens else nullcontext()
+        casts = row.widens and torch.amp.is_autocast_available(call.device.type)  # the meta device has no autocast
+        autocast = torch.autocast(call.device.type, enabled=False) if casts else nullcontext()
         with autocast:
             if call.bounds is None or row.packs:
                 extra = {"bounds": call.bounds} if row.packs else {}

@@ -34,9 +34,10 @@ def attend(
 
     `real` [B, T] says which tokens are some: the first ones of each row.
     """
-    if torch.is_autocast_enabled(q.device.type):
+    kind = q.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         # The inputs have the dtype that the caller chose.
-        with torch.autocast(q.device.type, enabled=False):
+        with torch.autocast(kind, enabled=False):
             return attend(q, k, v, causal=causal, window=window, scale=scale, keep=keep, state=state, real=real)
     held = state.lengths
     counts = None if real is None else real.sum(1).tolist()
