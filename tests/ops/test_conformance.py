@@ -167,6 +167,7 @@ def test_pieces_of_any_length_equal_the_whole(spec: OpSpec, row: Row, case: Case
     close_all(pieces(spec, row, double(draw(spec, case)), cuts), exact_reference(spec, case))
 
 
+@pytest.mark.subset
 @each(binding("cut anywhere", B=2, T=9))
 def test_one_token_at_a_time_equals_the_whole(spec: OpSpec, row: Row, case: Case) -> None:
     close_all(pieces(spec, row, double(draw(spec, case)), range(1, 9)), exact_reference(spec, case))

@@ -72,6 +72,7 @@ def test_a_dimension_off_by_one(spec: OpSpec, case: Case) -> None:
             message = refuses(ShapeError, spec, wrong, "got")
             named = [n for n in (*given(wrong), "state") if re.search(rf"\b{n}\b", message)]
             assert named, f"{name} with dimension {dim} off by one: {message}"
+            assert re.search(r"got .*\d", message), f"no size that came: {message}"
 
 
 @each_case
