@@ -178,7 +178,9 @@ BREAKS: dict[Callable[..., Converted], Callable[..., None]] = {
 }
 
 
-def call(test: Callable[..., None], function: Callable[..., Converted], monkeypatch: pytest.MonkeyPatch, **more: Any):
+def call(
+    test: Callable[..., None], function: Callable[..., Converted], monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> None:
     spec = load_spec("short_conv")
     row = Row("torch", "parallel", f"{__name__}:{function.__name__}", packs=True)
     monkeypatch.setattr(spec.table, "rows", (row, reference_row(spec)))
