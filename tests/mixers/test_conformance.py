@@ -1,18 +1,92 @@
-"""The contracts, for every mixer and MLP of the registry with every set of its options."""
+"""The contracts, for every mixer and MLP of the registry with every set of its options.
+
+Most are in tests/support/conformance.py, since whole models keep them too.
+"""
 
 from __future__ import annotations
 
 import pytest
+import torch
+
+from lavagna.errors import ConfigError, InputError
+from lavagna.mixers.registry import build, mixer_class, option_types
+from lavagna.ops.tree import leaves, nbytes
 
 from ..support.conformance import *  # noqa: F403
-from ..support.conformance import parametrize
-from ..support.contracts import Subject
-from ..support.subjects import MIXER_SUBJECTS
+from ..support.conformance import binds, parametrize
+from ..support.contracts import ROWS, Subject, answer, inputs
+from ..support.subjects import ALL, MIXER_SUBJECTS
+from ..support.variants import WIDTH
 
 
-def first_variant(subject: Subject) -> bool:
-    return subject.name.endswith("-default") or subject.name.startswith("mamba2-state_size=8")
+def is_first_variant(subject: Subject) -> bool:
+    """The first set of options of each name."""
+    name = subject.name.split("-")[0]
+    return subject is next(s for s in MIXER_SUBJECTS if s.name.split("-")[0] == name)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize(metafunc, MIXER_SUBJECTS, first_variant)
+    parametrize(metafunc, MIXER_SUBJECTS, is_first_variant)
+
+
+each_name = pytest.mark.parametrize("name", ALL)
+
+
+#: parameters that change nothing: a softmax over one token is one, whatever its query and key
+WITHOUT_EFFECT = {"attention-window=1": {"q_proj.weight", "k_proj.weight"}}
+
+
+@binds(subset=True)
+def test_every_parameter_matters(subject: Subject) -> None:
+    x, state = inputs(subject, ROWS, 20, ROWS)
+    found = answer(subject, x, state, subject(x, state))
+    without = {
+        name
+        for name, _ in subject.module.named_parameters()
+        # A parameter may act through the state alone: a bias of all keys changes no softmax.
+        if all(found[f"d {loss} / d {name}"].abs().max() < 1e-6 for loss in ("output", "state"))
+    }
+    assert without == WITHOUT_EFFECT.get(subject.name, set())
+
+
+def test_a_first_state_of_any_dtype_and_device(subject: Subject) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        state = subject.module.init_state(3, dtype=dtype, device="meta")
+        assert nbytes(state) == subject.module.state_bytes(0, 3, dtype)
+        assert {t.device.type for t in leaves(state)} <= {"meta"}
+        assert {t.shape[0] for t in leaves(state)} <= {3}
+
+
+def test_bytes_of_the_state_grow_with_the_rows(subject: Subject) -> None:
+    for context in (0, 3, 1000):
+        assert subject.module.state_bytes(context, 7) == 7 * subject.module.state_bytes(context)
+
+
+@each_name
+def test_an_unknown_option_is_refused_with_the_nearest_known(name: str) -> None:
+    option = next(iter(option_types(mixer_class(name, ALL)).model_fields))
+    with pytest.raises(ConfigError, match=f"unknown option of {name} '{option}s'; did you mean '{option}'"):
+        build(name, WIDTH, {f"{option}s": 2}, table=ALL)
+    with pytest.raises(TypeError, match=f"{option}s"):
+        mixer_class(name, ALL)(WIDTH, **{f"{option}s": 2})
+
+
+@each_name
+def test_an_option_of_another_type_is_refused(name: str) -> None:
+    for option in option_types(mixer_class(name, ALL)).model_fields:
+        with pytest.raises(ConfigError, match=rf"{name}: option {option}\b.*, got \[\]") as caught:
+            build(name, WIDTH, {option: []}, table=ALL)
+        assert "\n" not in str(caught.value)
+
+
+@each_name
+def test_an_unknown_name_is_refused_with_the_nearest_known(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown mixer '{name}q'; did you mean '{name}'"):
+        build(f"{name}q", WIDTH, table=ALL)
+
+
+@each_name
+def test_a_width_below_one_is_refused(name: str) -> None:
+    for width in (0, -4):
+        with pytest.raises(InputError, match=f"width must be at least 1, got {width}"):
+            build(name, width, table=ALL)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import hypothesis
 import hypothesis.strategies as st
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from lavagna.errors import InputError, ShapeError, StateError
 from lavagna.models import BlockState, ModelState
+from lavagna.ops.softmax.cache import KVCache
 from lavagna.ops.tree import leaves, map_tensors, named_leaves, nbytes, select
 
-from .budget import error, size
 from .contracts import (
     LENGTHS,
     ROWS,
@@ -60,7 +60,9 @@ def binds(contract: str | None = None, *, stateful: bool = False, subset: bool =
     return decorate
 
 
-def parametrize(metafunc: pytest.Metafunc, subjects: Sequence[Subject], representative: Callable[[Subject], bool]) -> None:
+def parametrize(
+    metafunc: pytest.Metafunc, subjects: Sequence[Subject], representative: Callable[[Subject], bool]
+) -> None:
     """Give a test of this module its subjects.
 
     Args:
@@ -203,8 +205,8 @@ def test_rows_of_a_batch_do_not_meet(subject: Subject) -> None:
         assert list(one) == list(whole)
         for name, expected in whole.items():
             # A row alone keeps no room for the tokens that longer rows have kept.
-            slots = one[name].shape[1] if one[name].ndim > 1 else None
-            agree({name: one[name]}, {name: expected[row : row + 1, :slots] if slots else expected[row : row + 1]}, 1e-12)
+            same = expected[row : row + 1, : one[name].shape[1]] if expected.ndim > 1 else expected[row : row + 1]
+            agree({name: one[name]}, {name: same}, 1e-12)
     agree(shuffled, {name: t[order] for name, t in whole.items()}, 1e-12)
     results = [t[:1] for t in (output, *leaves(final)) if t.requires_grad]
     ups = [upstream(t.shape, t.dtype, torch.float32) for t in results]
@@ -432,10 +434,16 @@ def test_states_are_cloned_forked_reordered_and_reset(subject: Subject) -> None:
 # 7. Clear refusal ------------------------------------------------------------------------------------------
 
 
-def refused(error: type[Exception], words: str, subject: Subject, x: Tensor, state: Any = None, **arguments: Any) -> None:
+def refused(error: type[Exception], words: str, subject: Subject, x: Any, state: Any = None, **arguments: Any) -> None:
     with pytest.raises(error, match=words) as caught:
         subject(x, state, **arguments)
     assert "\n" not in str(caught.value)
+
+
+class _Strange(NamedTuple):
+    """The state of something else."""
+
+    memory: Tensor
 
 
 def test_what_does_not_fit_is_refused(subject: Subject) -> None:
@@ -450,6 +458,10 @@ def test_what_does_not_fit_is_refused(subject: Subject) -> None:
     refused(ShapeError, "packed sequences need batch 1, got batch 2", subject, x, cu_seqlens=bounds)
     refused(InputError, r"rise from 0 to T=5, got \[0, 2, 4\]", subject, x[:1], cu_seqlens=torch.tensor([0, 2, 4]))
     refused(ShapeError, "int32 or int64", subject, x[:1], cu_seqlens=torch.tensor([0.0, 5.0]))
+    refused(ShapeError, "int32 or int64 tensor .* got list", subject, x[:1], cu_seqlens=[0, 5])
+    refused(ShapeError, "must have a floating dtype, got torch.int64", subject, x.long())
+    refused(ShapeError, "must be a tensor of shape .* got list", subject, x.tolist())
+    refused(StateError, "state must be .*, got a _Strange", subject, x, _Strange(x))
     with pytest.raises(TypeError, match="token_maks"):
         subject(x, token_maks=mask)
 
@@ -471,65 +483,73 @@ def narrowed(subject: Subject, dtype: torch.dtype) -> nn.Module:
     return copy.deepcopy(subject.module).to(dtype)
 
 
-def check_near(got: dict[str, Tensor], exact: dict[str, Tensor], bound: float) -> None:
-    """Each tensor within `bound` of the largest exact value."""
-    assert list(got) == list(exact)
-    for name, expected in exact.items():
-        assert torch.isfinite(got[name]).all(), f"{name} is not finite"
-        far = error(got[name], expected) / max(size(expected), 1.0)
-        assert far <= bound, f"{name}: {far:.3g} of the largest value, allowed {bound:.3g}"
+def check_near(name: str, got: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    """Demand a root-mean-square error of at most ROUNDINGS · eps(dtype) of the exact values' own size.
+
+    The largest error says little here: a norm of small numbers enlarges their rounding without bound.
+    """
+    assert torch.isfinite(got).all(), f"{name} is not finite"
+    exact = exact.detach().double()
+    far = (got.detach().double() - exact).norm() / exact.norm()
+    bound = ROUNDINGS * torch.finfo(dtype).eps
+    assert far <= bound, f"{name}: error {far:.3g} of its size, allowed {bound:.3g}"
 
 
-#: of errors in half precision: a dozen roundings in a row, each of half an epsilon, and sums of them
-ROUNDINGS = 16
+#: each value is rounded a dozen times on its way through two blocks, half an epsilon each time
+ROUNDINGS = 6
+
+half_precision = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def recurrent(state: Any) -> list[Tensor]:
+    """The tensors of a state, those of key-value caches left out."""
+    if isinstance(state, KVCache):
+        return []
+    if isinstance(state, ModelState):
+        return recurrent(tuple(state.layers))
+    if isinstance(state, tuple):
+        return [t for part in state for t in recurrent(part)]
+    return leaves(state)
+
+
+def check_half_precision(subject: Subject, x: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    """Hold a subject in half precision to its output without rounding."""
+    whole, state = subject(x)
+    readings = {"output": whole}
+    if "cut anywhere" not in subject.excepted:
+        readings["pieces"], last = in_pieces(subject, x, None, (1, 2, 30))
+        readings["pieces from the first state"], _ = in_pieces(subject, x, subject.module.init_state(ROWS), (1, 2, 30))
+        for final in (state, last):
+            assert {t.dtype for t in recurrent(final)} <= {torch.float32, torch.complex64, torch.int64}
+    first, _ = subject(x, token_mask=torch.arange(40) >= torch.tensor([[0], [39]]))
+    readings["row without padding"] = torch.cat([first[:1], whole[1:]])
+    for name, output in readings.items():
+        assert output.dtype == dtype
+        check_near(name, output, exact, dtype)
+    asked = {"x": x, **dict(subject.module.named_parameters())}
+    found = torch.autograd.grad(whole.float().sum(), list(asked.values()), allow_unused=True)
+    for (name, tensor), gradient in zip(asked.items(), found, strict=True):
+        assert gradient is None or gradient.dtype == tensor.dtype
+        if dtype == torch.bfloat16 and gradient is not None:  # float16 has no room for the slopes of a division
+            assert torch.isfinite(gradient).all(), f"gradient of {name} is not finite"
+
+
+@half_precision
 @binds(subset=True)
 def test_half_precision_parameters(subject: Subject, dtype: torch.dtype) -> None:
-    module = narrowed(subject, dtype)
-    half, exact = subject.on(module), subject.on(copy.deepcopy(module).double())
+    half = narrowed(subject, dtype)
     x = random(ROWS, 40, subject.width, dtype=dtype)
-    bound = ROUNDINGS * torch.finfo(dtype).eps
-    output, state = half(x)
-    assert output.dtype == dtype
-    expected, _ = exact(x.double())
-    check_near({"output": output}, {"output": expected}, bound)
-    leaf = x.clone().requires_grad_()
-    gradients = torch.autograd.grad(half(leaf)[0].sum(), [leaf, *module.parameters()], allow_unused=True)
-    assert all(g is None or torch.isfinite(g).all() for g in gradients)
-    if "cut anywhere" not in subject.excepted:
-        pieces, last = in_pieces(half, x, half.module.init_state(ROWS), (1, 2, 30))
-        assert pieces.dtype == dtype
-        assert [t.dtype for t in leaves(last)] == [t.dtype for t in leaves(state)]
-        check_near({"output": pieces}, {"output": expected}, bound)
-        mask = torch.arange(40) >= torch.tensor([[0], [39]])
-        masked, _ = half(x, token_mask=mask)
-        assert masked.dtype == dtype
-        check_near({"output": masked[:1]}, {"output": expected[:1]}, bound)
+    exact, _ = subject.on(copy.deepcopy(half).double())(x.double())
+    check_half_precision(subject.on(half), x.requires_grad_(), exact, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@half_precision
 def test_autocast(subject: Subject, dtype: torch.dtype) -> None:
-    module = narrowed(subject, torch.float32)
-    narrow = subject.on(module)
-    x = random(ROWS, 40, subject.width, dtype=torch.float32).requires_grad_()
-    expected, _ = narrow(x)
-    bound = ROUNDINGS * torch.finfo(dtype).eps
+    narrow = subject.on(narrowed(subject, torch.float32))
+    x = random(ROWS, 40, subject.width, dtype=torch.float32)
+    exact, _ = narrow(x)
     with torch.autocast("cpu", dtype=dtype):
-        output, _ = narrow(x)
-        pieces = output
-        if "cut anywhere" not in subject.excepted:
-            pieces, _ = in_pieces(narrow, x, None, (1, 2, 30))
-            given, _ = in_pieces(narrow, x, module.init_state(ROWS), (1, 2, 30))
-            check_near({"output": given}, {"output": expected}, bound)
-        masked, _ = narrow(x, token_mask=torch.arange(40) >= torch.tensor([[0], [39]]))
-    assert output.dtype == dtype
-    check_near({"output": output}, {"output": expected}, bound)
-    check_near({"output": pieces}, {"output": expected}, bound)
-    check_near({"output": masked[:1]}, {"output": expected[:1]}, bound)
-    gradients = torch.autograd.grad(output.float().sum(), [x, *module.parameters()], allow_unused=True)
-    assert all(g is None or (torch.isfinite(g).all() and g.dtype == torch.float32) for g in gradients)
+        check_half_precision(narrow, x.requires_grad_(), exact, dtype)
 
 
 # Modules like any other ------------------------------------------------------------------------------------

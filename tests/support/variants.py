@@ -49,7 +49,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"state_size": 8},
         {"head_dim": 4, "state_size": 3, "groups": 2, "conv_taps": 2, "conv_bias": False, "bias": True},
         {"head_dim": 8, "inner": 24, "state_size": 4, "norm_before_gate": True, "norm_eps": 1e-3},
-        {"expand": 1, "head_dim": 4, "state_size": 5, "dt_limit": (0.01, 0.05)},
+        {"expand": 1, "head_dim": 4, "state_size": 5, "dt_limit": (0.5, 1.0)},
     ],
     "gla": [
         {},

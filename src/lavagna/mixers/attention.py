@@ -52,6 +52,8 @@ class Attention(Mixer):
         of them; seen [B].
     """
 
+    state_class = KVCache
+
     def __init__(
         self,
         width: int,

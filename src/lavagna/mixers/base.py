@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, ShapeError, StateError
+from ..errors import ConfigError, InputError, ShapeError, StateError
 from ..ops.packing import Padding, check_cu_seqlens
 from ..ops.tree import leaves, nbytes
 from ..shapes import Dims
@@ -24,12 +24,15 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 class Mixer(nn.Module):
     """A layer that mixes tokens: [B, T, D] -> [B, T, D], reading the past through a state.
 
-    A subclass gives :meth:`mix` and :meth:`init_state`, and :meth:`state_bytes` if its state grows. It never sees
-    a padded token: a batch with a mask is packed before :meth:`mix` and unpacked after it.
+    A subclass gives :meth:`mix`, :meth:`init_state` and ``state_class``, and :meth:`state_bytes` if its state grows.
+    It never sees a padded token: a batch with a mask is packed before :meth:`mix` and unpacked after it.
 
     Constructors take ``width`` and, as keyword-only arguments with defaults and type hints, their options:
     the registry reads them from there.
     """
+
+    #: the class of its states; None where there is no state
+    state_class: ClassVar[type | None] = None
 
     #: what the paper puts after this mixer in a block: a key of MLPS, or None for no MLP
     published_mlp: ClassVar[str | None] = "swiglu"
@@ -40,6 +43,8 @@ class Mixer(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        if width < 1:
+            raise ConfigError(f"{type(self).__name__}: width must be at least 1, got {width}")
         self.width = width
 
     # --- for subclasses -------------------------------------------------------------------------------------
@@ -95,11 +100,16 @@ class Mixer(nn.Module):
         name = type(self).__name__
         dims = Dims(name, D=self.width)
         dims.bind("x", x, "B T D")
+        if not x.is_floating_point():
+            raise ShapeError(f"{name}: x must have a floating dtype, got {x.dtype}")
         rows = dims["B"]
         if cu_seqlens is not None:
             if token_mask is not None:
                 raise InputError(f"{name}: give token_mask or cu_seqlens, not both")
             rows = len(check_cu_seqlens(name, cu_seqlens, dims["B"], dims["T"])) - 1
+        if state is not None and (self.state_class is None or not isinstance(state, self.state_class)):
+            expected = "None" if self.state_class is None else f"a {self.state_class.__name__}"
+            raise StateError(f"{name}: state must be {expected}, got a {type(state).__name__}")
         for leaf in leaves(state):
             if leaf.shape[0] != rows:
                 raise StateError(f"{name}: state must have {rows} rows, got {leaf.shape[0]}")

@@ -34,6 +34,7 @@ class ChannelMix(Mixer):
     Initialisation: μ_k = μ_r = 1 − (i/D)^½, the authors' at the middle depth.
     """
 
+    state_class = ChannelMixState
     published_mlp = None
     inner_option = "hidden"
 

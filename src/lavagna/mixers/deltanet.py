@@ -55,6 +55,8 @@ class DeltaNet(Mixer):
         gate_proj [H·V, D], norm [V], out_proj [D, H·V].
     """
 
+    state_class = DeltaNetState
+
     def __init__(
         self,
         width: int,

@@ -48,6 +48,8 @@ class GatedDeltaNet(Mixer):
     Initialisation: exp(A_log) uniform in (0, 16) and softplus(dt_bias) log-uniform in [1e-3, 1e-1], as in Mamba-2.
     """
 
+    state_class = GatedDeltaNetState
+
     def __init__(
         self,
         width: int,

@@ -44,6 +44,8 @@ class GLA(Mixer):
         gate_proj [H·V, D], norm [V], out_proj [D, H·V].
     """
 
+    state_class = GLAState
+
     def __init__(
         self,
         width: int,

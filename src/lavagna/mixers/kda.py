@@ -48,6 +48,8 @@ class KDA(Mixer):
     Initialisation: exp(A_log) uniform in [1, 16] and softplus(dt_bias) log-uniform in [1e-3, 1e-1].
     """
 
+    state_class = KDAState
+
     def __init__(
         self,
         width: int,

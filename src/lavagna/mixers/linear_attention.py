@@ -44,6 +44,7 @@ class LinearAttention(Mixer):
     Parameters: q_proj, k_proj, v_proj [H·head_dim, D], norm [head_dim], out_proj [D, H·head_dim].
     """
 
+    state_class = LinearAttentionState
     published_mlp = "relu"
 
     def __init__(

@@ -52,6 +52,7 @@ class Mamba(Mixer):
         dt_proj uniform in ±R^-0.5; D = 1; a constant B is one and a constant C normal, as in S4D.
     """
 
+    state_class = MambaState
     published_mlp = None
     inner_option = "inner"
 

@@ -55,6 +55,7 @@ class Mamba2(Mixer):
     Initialisation: exp(A_log) uniform in [1, 16]; softplus(dt_bias) log-uniform in [1e-3, 1e-1]; D = 1.
     """
 
+    state_class = Mamba2State
     published_mlp = None
     inner_option = "inner"
 

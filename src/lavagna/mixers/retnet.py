@@ -45,6 +45,7 @@ class RetNet(Mixer):
     Parameters: q_proj and k_proj [H·K, D], v_proj and gate_proj [H·V, D], norm [V], out_proj [D, H·V].
     """
 
+    state_class = RetNetState
     published_mlp = "gelu"
 
     def __init__(

@@ -50,6 +50,7 @@ class RWKV6(Mixer):
         μ_r, μ_g = 1 − (i/D)^¼; every A zero and every B uniform in ±.01.
     """
 
+    state_class = RWKV6State
     published_mlp = "channel_mix"
 
     def __init__(

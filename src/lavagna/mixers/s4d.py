@@ -41,6 +41,7 @@ class S4D(Mixer):
     Initialisation: Δ log-uniform in [1e-3, 1e-1]; A as above; C normal; D normal.
     """
 
+    state_class = S4DState
     published_mlp = None
 
     def __init__(self, width: int, *, state_size: int = 64, real: bool = False) -> None:

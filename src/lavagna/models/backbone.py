@@ -135,6 +135,8 @@ class Backbone(nn.Module):
         else:
             assert inputs_embeds is not None
             dims.bind("inputs_embeds", inputs_embeds, "B T D")
+            if not inputs_embeds.is_floating_point():
+                raise ShapeError(f"{name}: inputs_embeds must have a floating dtype, got {inputs_embeds.dtype}")
             x = inputs_embeds
         padding = None
         if token_mask is not None:
@@ -166,6 +168,8 @@ class Backbone(nn.Module):
     def _run(self, x: Tensor, state: ModelState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ModelState]:
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         if state is not None:
+            if not isinstance(state, ModelState):
+                raise StateError(f"state must be a ModelState, got a {type(state).__name__}")
             if len(state.layers) != len(self.blocks):
                 raise StateError(f"state must have {len(self.blocks)} layers, got {len(state.layers)}")
             if state.rows not in (0, rows):

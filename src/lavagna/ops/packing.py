@@ -30,6 +30,10 @@ def check_cu_seqlens(caller: str, cu_seqlens: Tensor, batch: int, tokens: int) -
         batch: B of the packed tensors, which must be 1.
         tokens: T of the packed tensors.
     """
+    if not isinstance(cu_seqlens, Tensor):
+        raise ShapeError(
+            f"{caller}: cu_seqlens must be an int32 or int64 tensor of shape [M+1], got {type(cu_seqlens).__name__}"
+        )
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ShapeError(
             f"{caller}: cu_seqlens must be int32 or int64 of shape [M+1], "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...errors import StateError
 from .precision import wide
 
 __all__ = ["previous_token", "shift_weights"]
@@ -20,10 +21,15 @@ def previous_token(x: Tensor, last: Tensor | None, cu_seqlens: Tensor | None) ->
 
     Returns:
         [B, T, D] in x's dtype, and [B, D] (or [M, D]) in float32 (float64 if x is).
+
+    Raises:
+        StateError: `last` has another shape.
     """
     rows = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     if last is None:
         last = wide(x.new_zeros(rows, x.shape[2]))
+    elif last.shape != (rows, x.shape[2]):
+        raise StateError(f"token shift: the last tokens must have shape {[rows, x.shape[2]]}, got {list(last.shape)}")
     if cu_seqlens is None:
         both = torch.cat([last[:, None].to(x.dtype), x], 1)
         return both[:, :-1], wide(both[:, -1]).clone()  # a view would keep all of x in memory
