@@ -50,12 +50,15 @@ def run(
     layers: str = LAYERS[-1],
     resume: bool = False,
     observe: Callable[[Mapping[str, Any]], None] = lambda line: None,
+    evaluating: Callable[[int, int], None] = lambda done, total: None,
     **changes: Any,
 ) -> Finished:
     """Train a small model on a corpus; `changes` are keys of [training]."""
     config = TrainingConfig.parse({**TINY, **changes})
     training, validation = corpus.split(config.validation_fraction)
-    return train(make_model(layers), training, validation, config, folder, resume=resume, observe=observe)
+    return train(
+        make_model(layers), training, validation, config, folder, resume=resume, observe=observe, evaluating=evaluating
+    )
 
 
 def untimed(run: Path) -> list[dict[str, Any]]:
