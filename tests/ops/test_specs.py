@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lavagna.ops import OPS
 from lavagna.ops.spec import Inputs, OpSpec
 
 from ..exceptions import CONTRACTS, EXCEPTIONS
@@ -135,3 +136,8 @@ def test_exceptions_name_a_contract_and_give_a_reason() -> None:
     for exception in EXCEPTIONS:
         assert exception.contract in CONTRACTS
         assert len(exception.reason.split()) > 3
+
+
+def test_no_folder_has_the_name_of_a_function() -> None:
+    """Once a folder is imported it is an attribute of lavagna.ops, in front of a function of the same name."""
+    assert not {package.rsplit(".", 1)[1] for package in OPS.values()} & set(OPS)
