@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .conv.api import short_conv as short_conv
     from .delta.api import gated_delta as gated_delta
     from .diagonal.api import diagonal_ssm as diagonal_ssm
+    from .dplr.api import generalized_delta as generalized_delta
     from .linear.api import gated_linear as gated_linear
     from .selective.api import selective_scan as selective_scan
     from .softmax.api import attention as attention
@@ -22,6 +23,7 @@ OPS: dict[str, str] = {
     "attention": "lavagna.ops.softmax",
     "gated_linear": "lavagna.ops.linear",
     "gated_delta": "lavagna.ops.delta",
+    "generalized_delta": "lavagna.ops.dplr",
     "selective_scan": "lavagna.ops.selective",
     "diagonal_ssm": "lavagna.ops.diagonal",
     "short_conv": "lavagna.ops.conv",

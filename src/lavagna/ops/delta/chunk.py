@@ -81,16 +81,8 @@ def chunk(
 
     memory = state.flatten(0, 1)  # [B·HV, K, V]
     outputs = []
-    for v_n, beta_n, erased, k_in, q_in, qk, k_out, total in zip(
-        *map(
-            each_chunk,
-            (
-                *(split(v), beta, beta * local.kk),
-                *(local.k_in, local.q_in, local.qk, local.k_out, local.total),
-            ),
-        ),
-        strict=True,
-    ):
+    of_chunks = (split(v), beta, beta * local.kk, *local[1:])
+    for v_n, beta_n, erased, qk, k_in, q_in, k_out, total in zip(*map(each_chunk, of_chunks), strict=True):
         alone = beta_n * torch.baddbmm(v_n, k_in, memory, alpha=-1)
         written = torch.linalg.solve_triangular(erased, alone, upper=False, unitriangular=True)
         outputs.append(torch.baddbmm(torch.bmm(qk, written), q_in, memory))
