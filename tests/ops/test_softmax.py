@@ -335,6 +335,55 @@ def test_any_history_of_states(data: st.DataObject, window: int | None) -> None:
             assert not state.keys[b, length:].any()
 
 
+@pytest.mark.parametrize("window", [None, 4, 40])
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_the_caller_does_to_its_tensors_later_is_its_own_affair(window: int | None, trained: bool) -> None:
+    x = draw(2, 6)
+    x[0].requires_grad_(trained)
+    state = read(x, window=window).state
+    before = snapshot(state)
+    with torch.no_grad():
+        for t in x:
+            t.zero_()
+    assert same(state, before)
+
+
+@each_impl
+def test_rows_that_read_much_and_little_go_on_under_a_window(impl: str) -> None:
+    """A row that had 50 tokens gets 4, one that had none gets 7: what pads the first sees no key, and no NaN."""
+    x, mask = draw(2, 57), torch.ones(2, 50, dtype=torch.bool)
+    mask[1] = False
+    _, state = read(tokens(x, 0, 50), token_mask=mask)
+    following = [t.requires_grad_() for t in tokens(x, 50, 57)]
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[0, 4:] = False
+    output = attention(*following, state=state, window=3, token_mask=mask, impl=impl).output
+    expected = [attention(*tokens(x, 0, 54), window=3).output[0, 50:], attention(*following, window=3).output[1]]
+    torch.testing.assert_close(output[mask], torch.cat(expected))
+    for gradient in torch.autograd.grad(output.sum(), following):
+        assert torch.isfinite(gradient).all()
+
+
+def test_no_query_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that is padding: what torch makes of a row of −inf alone differs from kernel to kernel."""
+    plain, masks = torch.nn.functional.scaled_dot_product_attention, []
+
+    def watched(*x: Tensor, attn_mask: Tensor | None, **options: object) -> Tensor:
+        masks.extend([] if attn_mask is None else [attn_mask])
+        return plain(*x, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    mask = torch.ones(2, 50, dtype=torch.bool)
+    mask[1] = False
+    state = read(draw(2, 50), token_mask=mask).state
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[0, 4:] = False
+    attention(*draw(2, 7), state=state, window=3, token_mask=mask)
+    attention(*draw(2, 7), causal=False, token_mask=mask)
+    assert len(masks) == 2
+    assert all((mask > -torch.inf).any(-1).all() for mask in masks)
+
+
 def test_a_backward_pass_survives_steps_that_follow_without_gradients() -> None:
     x = [t.requires_grad_() for t in draw(1, 8)]
     _, state = read(tokens(x, 0, 6))
@@ -391,6 +440,7 @@ def test_a_step_does_not_copy_the_cache() -> None:
 @torch.no_grad()
 def test_a_window_holds_constant_memory() -> None:
     _, state = read(draw(1, 500), window=16)
+    assert state.keys.untyped_storage().nbytes() == state.keys.nbytes
     sizes = set()
     for _ in range(200):
         state = read(draw(1, 1), state, window=16).state
@@ -449,7 +499,7 @@ def test_refusals() -> None:
         attention(*x, causal=False, state=state)
     with pytest.raises(InputError, match="a state needs causal=True"):
         attention(*x, causal=False, return_state=True)
-    with pytest.raises(StateError, match=r"inputs' dtype torch\.float32, got torch\.float64 keys"):
+    with pytest.raises(StateError, match=r"dtype torch\.float32 of k and v, got torch\.float64 keys"):
         attention(*(t.float() for t in x), state=state)
     with pytest.raises(ShapeError, match=r"real floating dtype, got torch\.complex128"):
         attention(x[0].to(torch.complex128), *x[1:])
@@ -468,10 +518,14 @@ def test_a_state_with_too_few_tokens_for_the_window() -> None:
         concatenate([state, read(x).state])
 
 
-def test_dtypes_that_differ_meet_in_the_widest() -> None:
+def test_keys_and_values_decide_the_dtype() -> None:
+    """Or a float32 query would make a float32 copy of a bfloat16 cache at every step."""
     q, k, v = draw(1, 5, dtype=torch.float32)
+    _, state = read((q, k.bfloat16(), v.bfloat16()))
+    output, state = read((q, k.bfloat16(), v.bfloat16()), state)
+    assert output.dtype == torch.float32
+    assert state.keys.dtype == state.values.dtype == torch.bfloat16
     output, state = read((q.bfloat16(), k, v.bfloat16()))
     assert output.dtype == torch.bfloat16
-    assert state.values.dtype == torch.float32
-    wide = attention(q.bfloat16().float(), k, v.bfloat16().float()).output
-    assert torch.equal(output, wide.bfloat16())
+    assert state.keys.dtype == state.values.dtype == torch.float32
+    assert torch.equal(output, attention(q.bfloat16().float(), k, v.bfloat16().float()).output.bfloat16())

@@ -57,7 +57,7 @@ def attention(
         impl: implementation; see lavagna.ops.dispatch.
 
     Returns:
-        output [B, T, H, V] in q's dtype, and the state, in the dtype of the inputs, or None.
+        output [B, T, H, V] in q's dtype, and the state, in the dtype of k and v, or None.
         The state that came stays as it was and can be continued again.
 
     Raises:
@@ -67,7 +67,8 @@ def attention(
         BackendError: the named implementation cannot run.
 
     Numerics:
-        In the widest dtype of the inputs, half precision with sums in float32. Autocast changes nothing.
+        In the dtype of k and v (the wider one), to which q is rounded; half precision with sums in float32.
+        Autocast changes nothing.
         A query that sees no key cannot occur, so no softmax runs over −inf alone.
 
     Source:
@@ -92,7 +93,7 @@ def attention(
         raise InputError("attention: a state needs causal=True, got causal=False: its old outputs would change")
     output_dtype = q.dtype
     if not q.dtype == k.dtype == v.dtype:
-        dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+        dtype = torch.promote_types(k.dtype, v.dtype)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
 
     bounds = None if cu_seqlens is None else check_cu_seqlens("attention", cu_seqlens, B, T)
@@ -131,7 +132,7 @@ def _check_state(state: KVCache, dims: Dims, rows: int, window: int | None, k: T
         dims.bind("state.seen", state.seen, f"{rows}")
         device_of("attention", k=k, state=state.keys)
         raise StateError(
-            f"attention: state must have the inputs' dtype {k.dtype}, "
+            f"attention: state must have the dtype {k.dtype} of k and v, "
             f"got {state.keys.dtype} keys and {state.values.dtype} values"
         )
     if not state.keeps(window):

@@ -13,21 +13,21 @@ __all__ = ["KVCache"]
 
 
 class _Memory:
-    """Keys and values with room for more, shared by the caches that follow one another.
+    """Keys and values, shared by the caches that follow one another.
+
+    Only memory made by :meth:`KVCache._with_room` has slots in reserve, and only those are ever written.
 
     Fields:
         keys, values: [B, capacity, G, ·].
         turn: how often it has been written; only the cache that saw the last write may write again.
-        ours: nobody else holds these tensors, autograd included, so they may be written in place.
     """
 
-    __slots__ = ("keys", "ours", "turn", "values")
+    __slots__ = ("keys", "turn", "values")
 
-    def __init__(self, keys: Tensor, values: Tensor, *, ours: bool) -> None:
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys = keys
         self.values = values
         self.turn = 0
-        self.ours = ours
 
 
 class KVCache:
@@ -49,7 +49,7 @@ class KVCache:
         longest = max(counts, default=0)
         if keys.shape[1] == values.shape[1] and longest < keys.shape[1]:
             keys, values = keys[:, :longest], values[:, :longest]
-        self._set(_Memory(keys, values, ours=False), 0, max(keys.shape[1], values.shape[1]), counts)
+        self._set(_Memory(keys, values), 0, max(keys.shape[1], values.shape[1]), counts)
 
     def _set(self, memory: _Memory, start: int, slots: int, counts: tuple[int, ...]) -> None:
         self._memory = memory
@@ -77,7 +77,7 @@ class KVCache:
         """The cache of `batch` rows that have read nothing."""
         keys = torch.empty(batch, 0, groups, key_dim, dtype=dtype, device=device)
         values = torch.empty(batch, 0, groups, value_dim, dtype=dtype, device=device)
-        return cls._of(_Memory(keys, values, ours=False), 0, 0, (0,) * batch)
+        return cls._of(_Memory(keys, values), 0, 0, (0,) * batch)
 
     @property
     def keys(self) -> Tensor:
@@ -206,7 +206,7 @@ class KVCache:
             kept = [whole[:, dropped:longest] for whole in joined]
             if dropped or self._slots == 0:  # a view of what is longer, or of what the caller owns
                 kept = [part.clone(memory_format=torch.contiguous_format) for part in kept]
-        memory = _Memory(kept[0], kept[1], ours=in_place)
+        memory = _Memory(kept[0], kept[1])
         return joined[0], joined[1], KVCache._of(memory, 0, kept[0].shape[1], seen)
 
     def _totals(self, new: int, counts: Sequence[int] | None) -> list[int]:
@@ -230,7 +230,7 @@ class KVCache:
         memory = self._memory
         end = self._start + self._slots + more
         frozen = memory.keys.is_inference() and not torch.is_inference_mode_enabled()
-        if memory.ours and memory.turn == self._turn and end <= memory.keys.shape[1] and not frozen:
+        if memory.turn == self._turn and end <= memory.keys.shape[1] and not frozen:
             return memory, self._start
         # Twice what is needed: however many tokens follow, each is copied about once.
         capacity = 2 * (self._slots + more)
@@ -241,7 +241,7 @@ class KVCache:
             whole = old.new_empty(rows, groups, capacity, dim).transpose(1, 2)
             whole[:, : self._slots] = old
             fresh.append(whole)
-        return _Memory(fresh[0], fresh[1], ours=True), 0
+        return _Memory(fresh[0], fresh[1]), 0
 
     def _joined(self, whole: Tensor, new: Tensor, totals: list[int], starts: list[int] | None = None) -> Tensor:
         """Old and new tokens of each row in one piece: `totals` of them, without the first `starts`."""
