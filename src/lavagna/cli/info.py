@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from importlib import import_module, metadata
 from typing import Annotated, Any
 
 import typer
+
+from ..studies.machine import processor, usable_cpus
 
 __all__ = ["EXTRAS", "gather", "info"]
 
@@ -62,11 +63,11 @@ def gather() -> dict[str, Any]:
             for extra, name in EXTRAS.items()
         },
         "device": {
-            "cpu": _processor(),
+            "cpu": processor(),
             "cuda": torch.cuda.is_available(),
             "mps": torch.backends.mps.is_available(),
         },
-        "threads": {"torch": torch.get_num_threads(), "usable": _usable_cpus()},
+        "threads": {"torch": torch.get_num_threads(), "usable": usable_cpus()},
         "native": {
             "available": native.available(),
             "compiler": native.compiler(),
@@ -87,23 +88,6 @@ def _installed(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _usable_cpus() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def _processor() -> str:
-    """The processor's name; platform.processor() is empty on many Linux systems."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except FileNotFoundError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _print(facts: dict[str, Any]) -> None:

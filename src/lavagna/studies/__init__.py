@@ -1,0 +1,1 @@
+"""Studies: what the commands compare, lab, zoo and claims do, built on the parts below."""
