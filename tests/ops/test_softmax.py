@@ -490,9 +490,9 @@ def test_refusals() -> None:
     x = draw(2, 5)
     with pytest.raises(ShapeError, match="multiple of the 2 of k and v, got 3"):
         attention(x[0][:, :, :3], x[1], x[2])
-    with pytest.raises(InputError, match="at least 1, with causal=True, got 0"):
+    with pytest.raises(InputError, match="an integer from 1 on, with causal=True, got 0"):
         attention(*x, window=0)
-    with pytest.raises(InputError, match="got 3 with causal=False"):
+    with pytest.raises(InputError, match="got 3, causal=False"):
         attention(*x, window=3, causal=False)
     state = read(x).state
     with pytest.raises(InputError, match="a state needs causal=True"):

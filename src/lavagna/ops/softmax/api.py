@@ -87,8 +87,8 @@ def attention(
             raise ShapeError(f"attention: token_mask must have dtype torch.bool, got {token_mask.dtype}")
     common_dtype("attention", q=q, k=k, v=v)
     device_of("attention", q=q, token_mask=token_mask)
-    if window is not None and (not causal or window < 1):
-        raise InputError(f"attention: window must be at least 1, with causal=True, got {window} with {causal=}")
+    if window is not None and not (causal and isinstance(window, int) and window >= 1):
+        raise InputError(f"attention: window must be an integer from 1 on, with causal=True, got {window}, {causal=}")
     if not causal and (state is not None or return_state):
         raise InputError("attention: a state needs causal=True, got causal=False: its old outputs would change")
     output_dtype = q.dtype

@@ -97,7 +97,7 @@ def _causal(
             if real is not None:
                 hidden = hidden & real[:, start:stop, None]  # what is no token sees anything, rather than nothing
             mask = _mask(hidden, q.dtype)
-            if level and real is None:
+            if window is not None and level and real is None:
                 masks[shape] = mask
         outputs.append(_softmax(q[:, start:stop], k[:, first:last], v[:, first:last], scale, mask))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
