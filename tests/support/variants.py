@@ -60,6 +60,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {},
         {"heads": 2, "shift_rank": 3, "decay_rank": 5, "norm_eps": 1e-3},
     ],
+    "rwkv7": [
+        {},
+        {"heads": 2, "rank": 3, "gate_rank": 5, "norm_eps": 1e-3},
+    ],
     "deltanet": [
         {},
         {"heads": 2, "key_dim": 3, "value_dim": 5, "conv_taps": 2, "gate": True, "norm_eps": 1e-3},

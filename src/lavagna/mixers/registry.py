@@ -23,6 +23,7 @@ MIXERS: dict[str, str] = {
     "mamba2": "lavagna.mixers.mamba2:Mamba2",
     "gla": "lavagna.mixers.gla:GLA",
     "rwkv6": "lavagna.mixers.rwkv6:RWKV6",
+    "rwkv7": "lavagna.mixers.rwkv7:RWKV7",
     "deltanet": "lavagna.mixers.deltanet:DeltaNet",
     "gated_deltanet": "lavagna.mixers.gated_deltanet:GatedDeltaNet",
     "kda": "lavagna.mixers.kda:KDA",
