@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .intervals import Interval, bits_per_byte, by_position, paired_difference
-from .score import Pieces, Scores, choose_pieces, framed, position_bins, score
+from .scoring import Pieces, Scores, choose_pieces, framed, position_bins, score
 
 __all__ = [
     "Interval",

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import InputError
-from .score import Scores
+from .scoring import Scores
 
 __all__ = ["Interval", "bits_per_byte", "by_position", "paired_difference"]
 
 RESAMPLES = 2000
+DRAWN_AT_ONCE = 1 << 20  # numbers of documents
 
 
 class Interval(NamedTuple):
@@ -102,12 +103,24 @@ def _resample(bits: np.ndarray, sizes: np.ndarray, seed: int, own_runs: int = 0)
     """
     documents = np.random.default_rng([seed, 0])
     runs = np.random.default_rng([seed, 1 + own_runs])
-    draws = np.full((RESAMPLES, sizes.shape[1]), np.nan)
-    for draw in draws:
-        counts = np.bincount(documents.integers(0, len(sizes), len(sizes)), minlength=len(sizes))
-        mean = bits[runs.integers(0, len(bits), len(bits))].mean(0)
-        np.divide(counts @ mean, counts @ sizes, out=draw, where=counts @ sizes > 0)
+    n_runs, n, k = bits.shape
+    flat = bits.transpose(1, 0, 2).reshape(n, n_runs * k)
+    draws = np.full((RESAMPLES, k), np.nan)
+    at_once = max(DRAWN_AT_ONCE // n, 1)
+    for first in range(0, RESAMPLES, at_once):
+        part = draws[first : first + at_once]
+        counts = _counts(documents, len(part), n)
+        shares = _counts(runs, len(part), n_runs) / n_runs
+        mean = np.einsum("drk,dr->dk", (counts @ flat).reshape(len(part), n_runs, k), shares)
+        total = counts @ sizes
+        np.divide(mean, total, out=part, where=total > 0)
     return draws
+
+
+def _counts(generator: np.random.Generator, draws: int, n: int) -> np.ndarray:
+    """How often each of n things comes when n are drawn with replacement: float64 [draws, n]."""
+    drawn = generator.integers(0, n, (draws, n)) + n * np.arange(draws)[:, None]
+    return np.bincount(drawn.ravel(), minlength=draws * n).reshape(draws, n).astype(np.float64)
 
 
 def _intervals(values: np.ndarray, draws: np.ndarray, sizes: np.ndarray, confidence: float) -> list[Interval]:
