@@ -70,8 +70,8 @@ def gated_delta(
         BackendError: the named form or implementation cannot run.
 
     Numerics:
-        float32 inside (float64 when an input is), whatever the dtypes. Decays over a range are sums of that
-        range's own terms; no positive number is exponentiated. README.md has the chunk form.
+        float32 inside (float64 when an input is), whatever the dtypes. A decay over a range is made of
+        that range's own terms; no positive number is exponentiated. README.md has the chunk form.
 
     Source:
         The delta rule in chunks: Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over

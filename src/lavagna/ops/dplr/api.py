@@ -68,8 +68,8 @@ def generalized_delta(
         BackendError: the named form or implementation cannot run.
 
     Numerics:
-        float32 inside (float64 when an input is), whatever the dtypes. Decays over a range are products of that
-        range's own terms; no positive number is exponentiated.
+        float32 inside (float64 when an input is), whatever the dtypes. A decay over a range is made of
+        that range's own terms; no positive number is exponentiated.
 
     Source:
         RWKV-7 (Peng et al. 2025, the evolution of the weighted key value state), which writes S as [V, K]; here it
