@@ -87,6 +87,11 @@ class Run(NamedTuple):
         """A (B, h, T, S) of each layer."""
         return tuple(b.attention.A for b in self.blocks)
 
+    @property
+    def relus(self) -> Mask:
+        """Which ReLUs let their input through, all of them in one row."""
+        return np.concatenate([b.feed_forward.a.reshape(-1) > 0 for b in self.blocks])
+
 
 class Decoder:
     """Embedding + positions, causal blocks, a last LayerNorm, logits = x Wout + bout.

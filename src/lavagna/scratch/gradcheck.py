@@ -66,12 +66,13 @@ def check_gradients(
     for name, theta in params.items():
         g = gradients[name].reshape(-1)
         for index in np.flatnonzero(np.abs(g) > above)[:count].tolist():
-            n = difference(f, theta, index, epsilon)
-            error = abs(n - g[index]) / max(abs(n), abs(g[index]))
+            n, by_hand = difference(f, theta, index, epsilon), float(g[index])
+            larger = max(abs(n), abs(by_hand))
+            error = abs(n - by_hand) / larger if larger else 0.0
             kink = False
             if pattern is not None:
                 kink = not np.array_equal(*_both_sides(pattern, theta, index, epsilon))
-            yield Coordinate(name, index, n, float(g[index]), error, kink)
+            yield Coordinate(name, index, n, by_hand, error, kink)
 
 
 def _both_sides(f: Callable[[], T], theta: Array, index: int, epsilon: float) -> tuple[T, T]:
