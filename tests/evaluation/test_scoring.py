@@ -13,7 +13,7 @@ import torch
 
 from lavagna.data import BPETokenizer, ByteTokenizer, Corpus, Document, prepare
 from lavagna.errors import InputError
-from lavagna.evaluation import Scores, position_bins, score
+from lavagna.evaluation import Scores, choose_pieces, framed, position_bins, score
 from lavagna.models import LanguageModel
 from lavagna.ops.tree import nbytes
 from tests.support.models import LAYERS, make_model
@@ -185,3 +185,20 @@ def test_sizes_below_one_are_refused(corpus: Corpus, name: str) -> None:
 def test_tokens_that_the_model_does_not_know_are_refused(corpus: Corpus) -> None:
     with pytest.raises(InputError, match="the model's vocabulary of 100, got a tokenizer of 257"):
         score(make_model(vocab_size=100), corpus)
+
+
+def test_parts_of_a_long_document_count_as_documents(tmp_path: Path) -> None:
+    corpus = build(tmp_path, [b"ab" * 50, b"the cat"])
+    model = make_model(dtype=torch.float64)
+    whole, parts = (score(model, corpus, context=10, part=part) for part in (None, 4))
+    assert parts.documents.tolist() == [0, 0, 0, 1]  # of 40, 40, 21 and 8 tokens
+    assert parts.bytes.tolist() == [40, 40, 20, 7]
+    assert [parts.bits[:3].sum(), parts.bits[3]] == pytest.approx(whole.bits.tolist(), rel=1e-12)
+    pieces, rows = choose_pieces(corpus, context=10, part=4)
+    assert rows.tolist() == parts.documents.tolist()
+    assert sorted(zip(pieces.document.tolist(), pieces.start.tolist(), strict=True)) == [
+        *((0, start) for start in range(0, 101, 10)),
+        (1, 0),
+    ]
+    assert framed(corpus, 1, 0, 8).tolist() == [256, *b"the cat", 256]
+    assert framed(corpus, 1, 3, 2).tolist() == list(b"e c")

@@ -74,10 +74,11 @@ def generate(
     Standard output gets the generated text alone; a terminal shows the prompt before it. Several continuations come
     one after the other, each ended by a newline.
     """
-    from ..generation import Sampling, read_text, stream_text
+    from ..generation import Sampling, StopHolder, read_text, stream_text
 
     at_least(1, samples=samples, prefill_chunk=prefill_chunk)
     at_least(0, max_tokens=max_tokens)
+    StopHolder(stop or ())  # refuses what cannot be, before anything is read
     if greedy and temperature not in (0.0, 1.0):
         raise InputError(f"expected --greedy or --temperature, got both (temperature {temperature})")
     sampling = Sampling.parse(

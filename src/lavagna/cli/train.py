@@ -158,7 +158,7 @@ def _own_gpu(world: World) -> Any:
 
 def _run(settings: Settings, run: Path, resume: bool, device: Any, world: World, tensorboard: bool | None) -> Finished:
     """Read the data, build the model, train it."""
-    from ..training import SETTINGS, check_free
+    from ..training import SETTINGS, check_free, make_batches
     from ..training import tensorboard as curves
     from ..training import train as train_model
 
@@ -170,6 +170,7 @@ def _run(settings: Settings, run: Path, resume: bool, device: Any, world: World,
         return train_model(
             model, training, validation, settings.training, run, resume=resume, device=device, world=world
         )
+    make_batches(training, settings.training, world)  # refuses data that are too short, before anything is written
     if not (run / SETTINGS).exists():
         settings.save(run / SETTINGS)
     parameters = sum(p.numel() for p in model.parameters())

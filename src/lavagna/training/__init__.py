@@ -5,7 +5,7 @@ from __future__ import annotations
 from .config import TrainingConfig
 from .curves import tensorboard
 from .data import DataConfig, make_tokenizer, open_corpus
-from .loop import Finished, check_free, train
+from .loop import Finished, check_free, make_batches, train
 from .metrics import read_metrics
 from .optimizer import learning_rate, make_optimizer, parameter_groups
 from .parallel import World, join_world
@@ -26,6 +26,7 @@ __all__ = [
     "find_run",
     "join_world",
     "learning_rate",
+    "make_batches",
     "make_optimizer",
     "make_tokenizer",
     "merge",

@@ -30,7 +30,7 @@ from .optimizer import learning_rate, make_optimizer
 from .parallel import World
 from .run import MODEL
 
-__all__ = ["Finished", "check_free", "train"]
+__all__ = ["Finished", "check_free", "make_batches", "train"]
 
 Observer = Callable[[Mapping[str, Any]], None]
 Progress = Callable[[int, int], None]
@@ -102,7 +102,17 @@ def check_free(run: Path, resume: bool) -> None:
         ConfigError: `run` holds a run and `resume` was not asked for.
     """
     if not resume and ((run / METRICS).exists() or (run / CHECKPOINTS).exists()):
-        raise ConfigError(f"{str(run)!r} already holds a run: resume it, or choose another folder")
+        raise ConfigError(f"{str(run)!r} already holds a run: resume it (--resume), or choose another folder")
+
+
+def make_batches(corpus: Corpus, config: TrainingConfig, world: World) -> PackedBatches | StreamBatches:
+    """The batches of this process.
+
+    Raises:
+        DataError: the data is shorter than one context.
+    """
+    kind = StreamBatches if config.carry_state else PackedBatches
+    return kind(corpus, config.context, config.batch_size, config.seed, rank=world.rank, world_size=world.size)
 
 
 class _Stopped(Exception):
@@ -130,15 +140,7 @@ class _Run:
         self.model.checkpointing = config.checkpointing
         self.validation = validation
         self.tokenizer = training.tokenizer
-        batches = StreamBatches if config.carry_state else PackedBatches
-        self.batches = batches(
-            training,
-            config.context,
-            config.batch_size,
-            config.seed,
-            rank=world.rank,
-            world_size=world.size,
-        )
+        self.batches = make_batches(training, config, world)
         self.optimizer = make_optimizer(self.model, config)
         self.module: nn.Module = BatchLoss(self.model)
         if world.size > 1:
