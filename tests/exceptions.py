@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-__all__ = ["CONTRACTS", "EXCEPTIONS", "Exemption", "exempt"]
+__all__ = ["CONTRACTS", "EXCEPTIONS", "Exemption", "exempt", "table"]
 
 #: the seven contracts of docs/architecture.md
 CONTRACTS = (
@@ -41,11 +41,20 @@ EXCEPTIONS = (
         "attention",
         "constant memory",
         "softmax weighs every earlier key anew, so all of them must be kept",
-        {"window": None},
+        {"causal": True, "window": None},
     ),
     Exemption("attention", "cut anywhere", "every token sees the tokens after it", {"causal": False}),
     Exemption("attention", "the past cannot see the future", "every token sees the tokens after it", {"causal": False}),
 )
+
+
+def table() -> str:
+    """The exceptions as docs/exceptions.md shows them."""
+    lines = ["| operator, mixer | with | contract | because |", "| --- | --- | --- | --- |"]
+    for e in EXCEPTIONS:
+        options = ", ".join(f"`{key}={value}`" for key, value in e.options.items()) or "any options"
+        lines.append(f"| `{e.name}` | {options} | {e.contract} | {e.reason} |")
+    return "\n".join(lines)
 
 
 def exempt(name: str, contract: str, **options: Any) -> bool:
