@@ -39,6 +39,31 @@ def gradients_agree(
     assert max(np.abs(gradient).max() for gradient in gradients.values()) > 1e-3  # not all zero
 
 
+def torch_block(p: Mapping[str, np.ndarray], norm: str, heads: int) -> torch.nn.TransformerEncoderLayer:
+    """Torch's own block with the parameters of ours."""
+    d, d_ff = p["W1"].shape
+    layer = torch.nn.TransformerEncoderLayer(
+        d,
+        heads,
+        d_ff,
+        dropout=0.0,
+        batch_first=True,
+        norm_first=norm == "pre",
+        dtype=torch.float64,
+    )
+    theirs = {
+        "self_attn.in_proj_weight": np.concatenate([p["Wq"], p["Wk"], p["Wv"]], 1).T,
+        "self_attn.in_proj_bias": np.concatenate([p["bq"], p["bk"], p["bv"]]),
+        "self_attn.out_proj.weight": p["Wo"].T,
+        "self_attn.out_proj.bias": p["bo"],
+    }
+    for i in (1, 2):
+        theirs[f"linear{i}.weight"], theirs[f"linear{i}.bias"] = p[f"W{i}"].T, p[f"b{i}"]
+        theirs[f"norm{i}.weight"], theirs[f"norm{i}.bias"] = p[f"gamma{i}"], p[f"beta{i}"]
+    layer.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in theirs.items()})
+    return layer
+
+
 def leaf(array: np.ndarray) -> torch.Tensor:
     """A copy on the torch side, whose gradient is asked for."""
     return torch.from_numpy(array.copy()).requires_grad_()

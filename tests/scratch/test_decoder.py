@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from lavagna.scratch.block import Norm
 from lavagna.scratch.decoder import Run
 from lavagna.scratch.positions import POSITIONS, Position
 
-from .support import close, draw, gradients_agree
+from .support import close, draw, gradients_agree, torch_block
 
 TINY = {"vocab": 5, "d": 4, "heads": 2, "layers": 2, "d_ff": 6, "t_max": 6}
 
@@ -35,11 +37,15 @@ def tokens(*shape: int, vocab: int = 5) -> np.ndarray:
     return np.random.default_rng(1).integers(0, vocab, shape)
 
 
-def gradients_of(decoder: Decoder, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray, **options: object):  # noqa: ANN201
-    def loss() -> float:
-        return cross_entropy(decoder.forward(inputs, **options)[0], targets, weights)[0]
+def gradients_of(
+    decoder: Decoder, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray, padding: np.ndarray | None = None
+) -> tuple[Callable[[], float], dict[str, np.ndarray]]:
+    """The loss as a function of the parameters' present values, and its gradients."""
 
-    logits, run = decoder.forward(inputs, **options)
+    def loss() -> float:
+        return cross_entropy(decoder.forward(inputs, padding=padding)[0], targets, weights)[0]
+
+    logits, run = decoder.forward(inputs, padding=padding)
     _, loss_run = cross_entropy(logits, targets, weights)
     return loss, decoder.backward(cross_entropy_backward(loss_run), run)
 
@@ -77,21 +83,7 @@ def test_the_whole_decoder_equals_torch(norm: Norm) -> None:
     angle = torch.arange(5, dtype=torch.float64)[:, None] / 10000 ** (torch.tensor([0.0, 2.0]) / 4).double()
     x = x + torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
     for i in range(2):
-        layer = torch.nn.TransformerEncoderLayer(
-            4, 2, 6, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
-        ).eval()
-        ours = {name: p[f"{i}.{name}"] for name in decoder.layer(i)}
-        layer.load_state_dict(
-            {
-                "self_attn.in_proj_weight": torch.cat([ours["Wq"], ours["Wk"], ours["Wv"]], 1).T,
-                "self_attn.in_proj_bias": torch.cat([ours["bq"], ours["bk"], ours["bv"]]),
-                **{"self_attn.out_proj.weight": ours["Wo"].T, "self_attn.out_proj.bias": ours["bo"]},
-                **{f"linear{n}.weight": ours[f"W{n}"].T for n in (1, 2)},
-                **{f"linear{n}.bias": ours[f"b{n}"] for n in (1, 2)},
-                **{f"norm{n}.weight": ours[f"gamma{n}"] for n in (1, 2)},
-                **{f"norm{n}.bias": ours[f"beta{n}"] for n in (1, 2)},
-            }
-        )
+        layer = torch_block(decoder.layer(i), norm, 2)
         x = layer(x, src_mask=torch.ones(5, 5, dtype=torch.bool).triu(1))
     x = torch.nn.functional.layer_norm(x, (4,), p["gamma"], p["beta"])
     close(decoder.forward(inputs)[0], (x @ p["Wout"] + p["bout"]).detach())

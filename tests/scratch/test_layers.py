@@ -20,7 +20,7 @@ from lavagna.scratch.block import Norm
 from lavagna.scratch.feed_forward import feed_forward, feed_forward_backward
 from lavagna.scratch.linear import linear, linear_backward
 
-from .support import close, draw, gradients_agree, leaf
+from .support import close, draw, gradients_agree, leaf, torch_block
 
 d, d_ff = 6, 10
 
@@ -30,7 +30,10 @@ def parameters() -> dict[str, np.ndarray]:
     shapes = {
         **{f"W{name}": (d, d) for name in "qkvo"},
         **{f"b{name}": (d,) for name in "qkvo"},
-        **{"W1": (d, d_ff), "b1": (d_ff,), "W2": (d_ff, d), "b2": (d,)},
+        "W1": (d, d_ff),
+        "b1": (d_ff,),
+        "W2": (d_ff, d),
+        "b2": (d,),
         **{f"{name}{i}": (d,) for name in ("gamma", "beta") for i in (1, 2)},
     }
     return {name: draw(*shape, seed=i) / 2 for i, (name, shape) in enumerate(shapes.items())}
@@ -90,18 +93,7 @@ def test_gradient_of_the_block(norm: Norm) -> None:
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_block_equals_torch_with_every_gradient(norm: Norm) -> None:
     x, p, dy = draw(2, 5, d), parameters(), draw(2, 5, d, seed=1)
-    layer = torch.nn.TransformerEncoderLayer(
-        d, 2, d_ff, dropout=0.0, layer_norm_eps=1e-5, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
-    )
-    theirs = {
-        "self_attn.in_proj_weight": np.concatenate([p["Wq"], p["Wk"], p["Wv"]], 1).T,
-        "self_attn.in_proj_bias": np.concatenate([p["bq"], p["bk"], p["bv"]]),
-        **{"self_attn.out_proj.weight": p["Wo"].T, "self_attn.out_proj.bias": p["bo"]},
-        **{"linear1.weight": p["W1"].T, "linear1.bias": p["b1"], "linear2.weight": p["W2"].T, "linear2.bias": p["b2"]},
-        **{f"norm{i}.weight": p[f"gamma{i}"] for i in (1, 2)},
-        **{f"norm{i}.bias": p[f"beta{i}"] for i in (1, 2)},
-    }
-    layer.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in theirs.items()})
+    layer = torch_block(p, norm, 2)
     their_x = leaf(x)
     expected = layer(their_x, src_mask=torch.from_numpy(~causal_mask(5)), is_causal=True)
     expected.backward(torch.from_numpy(dy))
