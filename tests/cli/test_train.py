@@ -265,7 +265,13 @@ def test_a_terminal_shows_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_a_terminal_shows_other_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_shows_other_work_that_takes_its_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with progress("reading data") as show:
+        show(10, 40)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("lavagna.cli.progress.GRACE", -1.0)
     with progress("reading data") as show:
         show(10, 40)
     assert "reading data" in capsys.readouterr().err

@@ -225,7 +225,7 @@ def test_a_gradient_that_is_not_finite_is_named(corpus: Corpus, tmp_path: Path) 
 def test_a_second_run_in_the_same_folder_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     run(corpus, tmp_path / "run")
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="already holds a run: resume it, or choose another folder"):
+    with pytest.raises(ConfigError, match=r"already holds a run: resume it \(--resume\), or choose another folder"):
         run(corpus, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 

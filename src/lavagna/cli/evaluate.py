@@ -19,7 +19,6 @@ from .progress import progress
 if TYPE_CHECKING:
     from ..data import Corpus
     from ..evaluation import Interval
-    from ..training import Settings
 
 __all__ = ["Split", "evaluate"]
 
@@ -51,8 +50,7 @@ def evaluate(
     context: Annotated[
         int | None,
         typer.Option(
-            help="Tokens after which the model forgets; 0 reads each document through (default: as in training; 0 "
-            "for a model without its run).",
+            help="Tokens after which the model forgets; 0 reads each document through (default: as in training, or 0).",
             metavar="N",
             show_default=False,
         ),
@@ -71,24 +69,24 @@ def evaluate(
 ) -> None:
     """Measure a model on data it has not seen, in bits per byte.
 
-    Documents are streamed: memory does not grow with their length (but attention's cache does). Intervals are
-    95 % bootstrap intervals over documents.
+    Documents are streamed: memory does not grow with their length (but
+    attention's cache does). Intervals are 95 % bootstrap intervals over
+    documents.
     """
     from ..evaluation import bits_per_byte, by_position, score
-    from ..training import SETTINGS, Settings, find_run, read_tables
+    from ..training import TrainingConfig, find_run, trained_with
 
     at_least(0, context=context)
     at_least(1, max_tokens=max_tokens, batch_size=batch_size)
     use_threads(threads)
     opened = open_model(model, choose_device(device))
-    run = find_run(model)
-    settings = None if run is None else Settings.parse(read_tables(run / SETTINGS))
+    training = trained_with(opened.folder)
     if context is None:
-        context = 0 if settings is None or settings.training.carry_state else settings.training.context
+        context = 0 if training is None or training.carry_state else training.context
     split = split or (Split.ALL if data else Split.VALIDATION)
-    with _corpus(opened, data, column, run, settings) as corpus:
+    with _corpus(opened, data, column, None if data else find_run(model)) as corpus:
         if split is Split.VALIDATION:
-            corpus = corpus.split(settings.training.validation_fraction if settings and not data else 0.05)[1]
+            corpus = corpus.split((training or TrainingConfig()).validation_fraction)[1]
         with progress("evaluating") as show:
             scores = score(
                 opened.model,
@@ -115,14 +113,12 @@ def evaluate(
 
 
 @contextmanager
-def _corpus(
-    opened: Opened, data: list[str] | None, column: str, run: Path | None, settings: Settings | None
-) -> Iterator[Corpus]:
+def _corpus(opened: Opened, data: list[str] | None, column: str, run: Path | None) -> Iterator[Corpus]:
     """The documents in the model's tokens: the run's own, or made for this evaluation and removed after it."""
     from ..data import Corpus, prepare
     from ..training import DATA
 
-    if not data and run is not None and settings is not None:
+    if run is not None:
         yield Corpus.open(run / DATA)
         return
     with tempfile.TemporaryDirectory(prefix="lavagna-") as folder:

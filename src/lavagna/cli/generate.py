@@ -71,8 +71,9 @@ def generate(
 ) -> None:
     """Continue a prompt with a trained model.
 
-    Standard output gets the generated text alone; a terminal shows the prompt before it. Several continuations come
-    one after the other, each ended by a newline.
+    Standard output gets the generated text alone; a terminal shows the prompt
+    before it. Several continuations come one after the other, each ended by a
+    newline.
     """
     from ..generation import Sampling, StopHolder, read_text, stream_text
 

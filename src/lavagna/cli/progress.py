@@ -17,19 +17,30 @@ __all__ = ["TrainingProgress", "progress"]
 
 LINES = 20  # lines of a whole run that is not shown at a terminal
 PATIENCE = 5.0  # seconds between lines of other work
+GRACE = 0.5  # seconds in which other work may end without a bar
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show how far some work is: the function given is to be called with (done, total)."""
     console = Console(stderr=True, highlight=False)
+    begin = time.monotonic()
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(what, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+        bar = Progress(*columns, console=console, transient=True)
+        task = bar.add_task(what, total=None)
+
+        def draw(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if time.monotonic() - begin > GRACE:
+                bar.start()
+
+        try:
+            yield draw
+        finally:
+            bar.stop()
         return
-    last = time.monotonic()
+    last = begin
 
     def line(done: int, total: int) -> None:
         nonlocal last

@@ -32,7 +32,7 @@ def train(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML file with the tables [model], [training] and [data].", metavar="FILE"),
+        typer.Option(help=r"TOML file with the tables \[model], \[training] and \[data].", metavar="FILE"),
     ] = None,
     preset: Annotated[
         str | None,
@@ -100,8 +100,9 @@ def train(
 ) -> None:
     """Train a model on your data.
 
-    The run's folder gets run.json (all settings), metrics.jsonl, data (the tokens), checkpoints and, at the end,
-    model. Ctrl-C saves before it leaves. Starts under torchrun as well, one process per device.
+    The run's folder gets run.json (all settings), metrics.jsonl, data (the
+    tokens), checkpoints and, at the end, model. Ctrl-C saves before it leaves.
+    Several devices: torchrun --nproc-per-node N -m lavagna.cli.app train ...
     """
     from ..training import SETTINGS, Settings, join_world, merge, read_tables, set_value
 

@@ -15,9 +15,19 @@ from ..errors import ConfigError
 from ..files import atomic_folder
 from ..models import LanguageModel, ModelState
 
-__all__ = ["CHECKPOINTS", "Resumed", "checkpoint_folder", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "CHECKPOINTS",
+    "RECORD",
+    "Resumed",
+    "checkpoint_folder",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "save_checkpoint",
+    "write_record",
+]
 
 CHECKPOINTS = "checkpoints"
+RECORD = "training.json"
 KEPT = 2  # the last one, and the one before it should the last have saved what should not be gone on from
 
 
@@ -61,16 +71,21 @@ def save_checkpoint(
         for rank, state in enumerate(states):
             if state is not None:
                 state.save(temporary / _state_file(rank), model)
-        training = {"step": step, "record": dict(record)}
-        (temporary / "training.json").write_text(json.dumps(training, indent=2, sort_keys=True) + "\n")
+        write_record(temporary, step, record)
     for old in sorted((run / CHECKPOINTS).glob("step-*"))[:-KEPT]:
         shutil.rmtree(old)
     return folder
 
 
+def write_record(folder: Path, step: int, record: Mapping[str, Any]) -> None:
+    """Write ``training.json`` beside a model: the steps it was trained for, and how."""
+    text = json.dumps({"step": step, "record": dict(record)}, indent=2, sort_keys=True)
+    (folder / RECORD).write_text(text + "\n")
+
+
 def latest_checkpoint(run: Path) -> Path | None:
     """The checkpoint with the most steps, or None."""
-    found = [folder for folder in (run / CHECKPOINTS).glob("step-*") if (folder / "training.json").is_file()]
+    found = [folder for folder in (run / CHECKPOINTS).glob("step-*") if (folder / RECORD).is_file()]
     return max(found, default=None)
 
 
@@ -95,7 +110,7 @@ def load_checkpoint(
     """
     from safetensors.torch import load_model
 
-    training = json.loads((folder / "training.json").read_text())
+    training = json.loads((folder / RECORD).read_text())
     before, now = training["record"], json.loads(json.dumps(dict(record)))
     differing = [
         f"{key} was {before.get(key)!r} and is {now.get(key)!r}"

@@ -20,7 +20,14 @@ from ..errors import ConfigError, NonFiniteError
 from ..evaluation import score
 from ..files import atomic_folder
 from ..models import LanguageModel, ModelState
-from .checkpoint import CHECKPOINTS, checkpoint_folder, latest_checkpoint, load_checkpoint, save_checkpoint
+from .checkpoint import (
+    CHECKPOINTS,
+    checkpoint_folder,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    write_record,
+)
 from .config import TrainingConfig
 from .diagnosis import first_non_finite
 from .interruption import Interruption, interruptible
@@ -190,6 +197,7 @@ class _Run:
             with atomic_folder(folder) as temporary:
                 self.model.write(temporary)
                 self.tokenizer.save(temporary)
+                write_record(temporary, done, self.record)
         self.world.wait()
         return Finished(done, None, folder, self.metrics.bits_per_byte)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 from ..errors import ConfigError
-from .checkpoint import latest_checkpoint
+from .checkpoint import RECORD, latest_checkpoint
+from .config import TrainingConfig
 
-__all__ = ["DATA", "MODEL", "SETTINGS", "find_model", "find_run"]
+__all__ = ["DATA", "MODEL", "SETTINGS", "find_model", "find_run", "trained_with"]
 
 SETTINGS = "run.json"  # everything that was asked of the run
 DATA = "data"  # the corpus
@@ -42,3 +44,13 @@ def find_run(path: str | os.PathLike[str]) -> Path | None:
         if (candidate / SETTINGS).is_file():
             return candidate
     return None
+
+
+def trained_with(folder: Path) -> TrainingConfig | None:
+    """How the model of a folder was trained; None if it was not trained here."""
+    path = folder / RECORD
+    if not path.is_file():
+        return None
+    record = json.loads(path.read_text())["record"]
+    prefix = "training."
+    return TrainingConfig.parse({k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)})
