@@ -173,6 +173,14 @@ def test_intervening_in_one_layer() -> None:
     assert np.abs(changed - logits)[0].max(-1).all()
 
 
+def test_no_backward_where_it_would_be_another_functions() -> None:
+    decoder, inputs = tiny(), tokens(1, 4)
+    for options in ({"caches": decoder.caches(1, 4)}, {"intervene": lambda layer, A, V: (A, V)}):
+        logits, run = decoder.forward(inputs, **options)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="without caches and intervention"):
+            decoder.backward(logits, run)
+
+
 GRADCHECK = {"pre": "0.0994", "post": "0.0066"}
 
 
@@ -222,7 +230,7 @@ def test_tokens_and_positions_beyond_the_tables_are_refused() -> None:
         decoder.forward(np.array([[0, 5]]))
     with pytest.raises(InputError, match="tokens must be 0 to 4, got -1 to 0"):
         decoder.forward(np.array([[0, -1]]))
-    with pytest.raises(InputError, match=r"integers \(B, T\), got float64 \(1, 2\)"):
+    with pytest.raises(InputError, match=r"integers \(B, T\), T > 0, got float64 \(1, 2\)"):
         decoder.forward(np.zeros((1, 2)))
     with pytest.raises(InputError, match=r"end at 5 \(T_max = 6\), got position 6"):
         decoder.forward(tokens(1, 7))

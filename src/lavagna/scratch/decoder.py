@@ -81,6 +81,7 @@ class Run(NamedTuple):
     blocks: tuple[BlockRun, ...]
     norm: LayerNormRun
     final: Array  # (B, T, d), what the logits are read from
+    plain: bool  # neither caches nor an intervention took part: the backward below is its derivative
 
     @property
     def weights(self) -> tuple[Array, ...]:
@@ -160,7 +161,7 @@ class Decoder:
         """The logits of each next token.
 
         Args:
-            tokens: (B, T) integers below vocab.
+            tokens: (B, T) integers below vocab, T > 0.
             padding: (B, S), True at real tokens; S counts the tokens of the caches too.
             caches: what earlier calls read, from `caches`; they take these tokens. No backward then.
             intervene: layer, A (B, h, T, S) and V (B, h, S, d_k) -> what to use in their place. No backward then.
@@ -169,12 +170,12 @@ class Decoder:
             logits (B, T, vocab), and what the backward needs.
 
         Raises:
-            InputError: a token is none of the vocabulary, or a learned position lies beyond the table.
+            InputError: there is no token, one is none of the vocabulary, or a learned position lies beyond the table.
         """
         c, params = self.config, self.params
-        if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
-            raise InputError(f"Decoder: tokens must be integers (B, T), got {tokens.dtype} {tokens.shape}")
-        if tokens.size and not 0 <= tokens.min() <= tokens.max() < c.vocab:
+        if tokens.ndim != 2 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
+            raise InputError(f"Decoder: tokens must be integers (B, T), T > 0, got {tokens.dtype} {tokens.shape}")
+        if not 0 <= tokens.min() <= tokens.max() < c.vocab:
             raise InputError(f"Decoder: tokens must be 0 to {c.vocab - 1}, got {tokens.min()} to {tokens.max()}")
         T = tokens.shape[1]
         seen = caches[0].length if caches else 0
@@ -201,10 +202,16 @@ class Decoder:
             blocks.append(run)
         final, norm = layernorm(x, params["gamma"], params["beta"])
         logits = linear(final, params["Wout"], params["bout"])
-        return logits, Run(tokens, t, tuple(states), tuple(blocks), norm, final)
+        return logits, Run(tokens, t, tuple(states), tuple(blocks), norm, final, caches is None and intervene is None)
 
     def backward(self, dlogits: Array, run: Run) -> dict[str, Array]:
-        """The gradient of every parameter, from that of the logits: `forward` from its last line to its first."""
+        """The gradient of every parameter, from that of the logits: `forward` from its last line to its first.
+
+        Raises:
+            InputError: the run had caches or an intervention.
+        """
+        if not run.plain:
+            raise InputError("Decoder.backward: expected a run without caches and intervention, got one with them")
         c, params = self.config, self.params
         dfinal, dWout, dbout = linear_backward(dlogits, run.final, params["Wout"])
         dx, dgamma, dbeta = layernorm_backward(dfinal, params["gamma"], run.norm)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import InputError
 from .adam import Adam
 from .arrays import Array, Tokens
 from .decoder import Decoder
@@ -58,8 +57,6 @@ def generate(decoder: Decoder, prompt: Tokens, new: int, *, cached: bool = True)
         InputError: the prompt is empty, or the sequence would leave the table of learned positions.
     """
     B, T = prompt.shape
-    if not T:
-        raise InputError("generate: the prompt must have at least one token, got none")
     caches = decoder.caches(B, T + new) if cached else None
     tokens, read = prompt, prompt
     for _ in range(new):
