@@ -92,8 +92,9 @@ def beyond(results: Results) -> str:
             "trained length",
             (context, 1),
             xycoords=("data", "axes fraction"),
-            xytext=(4, -2),
+            xytext=(-4, -2),
             textcoords="offset points",
+            ha="right",
             va="top",
             color=FAINT,
         )
@@ -126,7 +127,7 @@ def reading(results: Results) -> str:
             axes.xaxis.set_major_formatter(_formatted(count))
             axes.minorticks_off()
             axes.set_xlabel("tokens read before")
-        left.set_ylim(bottom=0)
+        left.set_ylim(0, 1.08 * left.get_ylim()[1])
         left.yaxis.set_major_formatter(_formatted(short))
         left.set(title="generation, tokens/s")
         right.set_yscale("log")
@@ -159,7 +160,7 @@ def trade_offs(results: Results) -> str:
                 )
         titles = ("training, tokens/s", f"generation after {count(longest)}, tokens/s", f"state after {count(longest)}")
         for panel in axes[:2]:
-            panel.set_xlim(left=0)
+            panel.set_xlim(0, 1.08 * panel.get_xlim()[1])
         axes[2].set_xscale("log")
         _few_ticks(axes[2])
         for panel, title, formatter in zip(axes, titles, (short, short, size), strict=True):
@@ -214,9 +215,10 @@ def differences(results: Results) -> str:
 def _drawing(panels: int, *, height: float = 3.3) -> Iterator[tuple[Figure, Sequence[Axes]]]:
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, height), layout="constrained")
+        figure = Figure(figsize=(8.4, height), layout=ConstrainedLayoutEngine(w_pad=0.1))
         axes = figure.subplots(1, panels, sharey=panels == 3, squeeze=False)[0]
         yield figure, list(axes)
 

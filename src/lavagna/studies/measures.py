@@ -52,7 +52,7 @@ class Baselines(NamedTuple):
 def score_run(study: Study, i: int, seed: int) -> Quality:
     """Score held-out text by the model of a run."""
     config = study.config
-    windows = (config.context, study.reach(config.beyond * config.context))
+    windows = (config.context, config.beyond * config.context)
 
     def measure(tick: Tick) -> dict[str, Any]:
         model = study.model(i, seed)
@@ -122,9 +122,10 @@ def measure_speeds(study: Study) -> tuple[list[list[float]], list[list[dict[str,
         )
 
     def generation(tick: Tick) -> dict[str, Any]:
-        lengths = sorted({study.reach(length) for length in config.read_lengths})
-        text = _text(study.data.held_out, lengths[-1])
-        return generation_speeds(models(), text, lengths, rounds=config.rounds, tick=lambda share: tick(share, ""))
+        text = _text(study.data.held_out, config.read_lengths[-1])
+        return generation_speeds(
+            models(), text, config.read_lengths, rounds=config.rounds, tick=lambda share: tick(share, "")
+        )
 
     def outcome(found: Mapping[str, Any]) -> str:
         return f"{config.rounds} rounds that alternate between the candidates"

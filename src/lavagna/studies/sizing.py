@@ -62,15 +62,17 @@ def fit(
             found = widths.stretched(width, grain, parameters)
             if found is not None:
                 return found
+    if widths.refusal is not None and not widths.any_allowed:
+        raise widths.refusal
     raise ConfigError(
-        f"no width of {candidate.name!r} gives {parameters:,} parameters within {TOLERANCE:.1%} with {len(layers)} "
-        f"blocks and {vocab_size:,} tokens; change the number of parameters or the depth"
+        f"no width of {candidate.name!r} gives {parameters:,} parameters within {100 * TOLERANCE:g} % with "
+        f"{len(layers)} blocks and {vocab_size:,} tokens; change the number of parameters or the depth"
     )
 
 
 def count_parameters(config: LanguageModelConfig) -> int:
-    """Parameters of a model, without memory for them."""
-    return _size(_on_meta(config))
+    """Parameters of a model, which is not built: each kind of block is, once, and without memory."""
+    return _count(config, _kinds(config))
 
 
 def _relevant(candidate: Candidate, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,22 +111,26 @@ class _Widths:
     def __init__(self, base: Mapping[str, Any], layers: tuple[str, ...]) -> None:
         self.base, self.layers = base, layers
         self.default = cache(self._default)
+        self.any_allowed = False
+        self.refusal: ConfigError | None = None
 
     def _default(self, width: int) -> _Default | None:
         """The model with default inner widths; None where it is refused."""
         config = LanguageModelConfig.parse({**self.base, "width": width, "layers": self.layers})
         try:
-            model = _on_meta(config)
-        except ConfigError:
+            model = _kinds(config)
+        except ConfigError as error:
+            self.refusal = error
             return None
+        self.any_allowed = True
         inner = {}
-        for name, block in zip(self.layers, model.stack(), strict=True):
+        for name, block in zip(model.config.layers, model.stack(), strict=True):
             mlp = config.mlp_of(name)
             table, key, part = ("mixers", name, block.mixer) if mlp is None else ("mlps", mlp, block.mlp)
             assert part is not None
             if part.inner_option is not None and part.inner_option not in self.base.get(table, {}).get(key, {}):
                 inner[table, key, part.inner_option] = cast("nn.Linear", part.out_proj).in_features
-        return _Default(_size(model), inner)
+        return _Default(_count(config, model), inner)
 
     def near(self, parameters: int, grain: int) -> list[int]:
         """Multiples of `grain` whose default models come nearest to a number of parameters, the nearest first."""
@@ -176,11 +182,17 @@ class _Widths:
         return min(fitting, key=lambda found: abs(found.parameters - parameters), default=None)
 
 
-def _size(model: LanguageModel) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _on_meta(config: LanguageModelConfig) -> LanguageModel:
-    """The model without memory for its tensors."""
+def _kinds(config: LanguageModelConfig) -> LanguageModel:
+    """The model with each kind of block once, without memory for its tensors."""
     with torch.device("meta"):
-        return LanguageModel(config)
+        return LanguageModel(config.model_copy(update={"layers": tuple(dict.fromkeys(config.layers))}))
+
+
+def _count(config: LanguageModelConfig, kinds: LanguageModel) -> int:
+    """Parameters of the whole model: those of `kinds`, and of each block that it repeats."""
+
+    def size(module: nn.Module) -> int:
+        return sum(parameter.numel() for parameter in module.parameters())
+
+    blocks = dict(zip(kinds.config.layers, map(size, kinds.stack()), strict=True))
+    return size(kinds) - sum(blocks.values()) + sum(blocks[name] for name in config.layers)

@@ -107,7 +107,3 @@ class Study:
         """The name of a stage."""
         run = f", run {seed + 1} of {self.config.seeds}" if self.config.seeds > 1 else ""
         return f"{self.candidates[i].folder}, {what}{run}"
-
-    def reach(self, context: int) -> int:
-        """A context, or the end of a table of learned positions."""
-        return min(context, self.sizes[0].config.max_positions or context)
