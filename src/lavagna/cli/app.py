@@ -63,10 +63,16 @@ def _build(called: str) -> typer.Typer:
     app.callback()(_options)
     for name, (target, summary) in COMMANDS.items():
         if name == called:
-            app.command(name)(_load(target))
+            function = _load(target)
+            app.command(name, help=_unwrapped(function.__doc__ or summary))(function)
         else:
             app.command(name, help=summary)(_not_called)
     return app
+
+
+def _unwrapped(text: str) -> str:
+    """Paragraphs without the line breaks of the source: the terminal has its own width."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def _load(target: str) -> Callable[..., Any]:

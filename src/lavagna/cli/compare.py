@@ -88,14 +88,12 @@ def compare(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file: [compare] with any option of this command, [model] and [training] with what all "
-            "candidates share, such as model.mixers.attention.heads.",
+            help=r"TOML file: \[compare] with any setting of a comparison; \[model], \[training] and \[data] with "
+            "what all candidates share, such as mixers.attention.heads = 8.",
             metavar="FILE",
         ),
     ] = None,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="A small comparison that takes less than five minutes on two cores.")
-    ] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Small settings: less than five minutes on two cores.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the comparison.", metavar="DIR")] = OUT,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the comparison in --out first.")] = False,
     device: Device = "cpu",
@@ -108,6 +106,8 @@ def compare(
     each needs for what it has read. DIR gets report.html, results.json and the trained models.
 
     Interrupted, the same command goes on where it stopped. Finished, it shows the results again.
+
+    Example: lavagna compare my_logs.txt --tokens 2000000 --candidates attention,mamba2
     """
     from ..studies.compare import Interrupted, forget
     from ..studies.compare import compare as run

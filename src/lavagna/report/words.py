@@ -9,7 +9,7 @@ __all__ = ["bits", "count", "joined", "percent", "plural", "short", "size"]
 
 def bits(value: float) -> str:
     """Bits per byte: three decimals, or two digits of what is smaller."""
-    return f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2g}"
+    return f"{value:.3f}" if abs(value) >= 0.0095 or value == 0 else f"{value:.2g}"
 
 
 def count(value: float) -> str:
