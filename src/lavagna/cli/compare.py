@@ -182,16 +182,20 @@ class _Progress(Watcher):
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
 
         self.console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         columns = (
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:3.0f} %"),
-            TextColumn("{task.description}", markup=False),
-            TextColumn("{task.fields[facts]}", markup=False, style="dim"),
+            BarColumn(bar_width=16),
+            TextColumn("{task.percentage:3.0f} %", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}", markup=False, style="dim", table_column=rest),
         )
-        self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
-        self.task = self.bar.add_task("", total=1.0, facts="")
+        self.bar = Progress(
+            *columns, console=self.console, transient=True, expand=True, disable=not self.console.is_terminal
+        )
+        self.task = self.bar.add_task("", total=1.0, left="")
         self.total = self.before = self.known = self.work = 0.0
         self.title = ""
         self.started = self.stage_started = time.monotonic()
@@ -216,10 +220,12 @@ class _Progress(Watcher):
     def progress(self, share: float, facts: str) -> None:
         done = self.before + share * self.work
         here = done - self.known  # by this process: what was known took it no time
+        left = ""
         if here > 0:
-            left = (time.monotonic() - self.started) / here * max(self.total - done, 0)
-            facts = ", ".join(filter(None, (facts, f"{duration(left)} left")))
-        self.bar.update(self.task, completed=done, total=self.total, description=self.title, facts=facts)
+            seconds = (time.monotonic() - self.started) / here * max(self.total - done, 0)
+            left = f"{duration(seconds)} left"
+        doing = ", ".join(filter(None, (self.title, facts)))
+        self.bar.update(self.task, completed=done, total=self.total, description=doing, left=left)
 
     def done(self, title: str, outcome: str) -> None:
         self.before += self.work

@@ -80,7 +80,7 @@ class Study:
             return {"bytes": corpus.n_bytes, "documents": len(corpus)}
 
         self.stages.once(
-            "reading data", 0, build, lambda made: f"{made['bytes']:,} bytes in {made['documents']:,} documents"
+            "reading data", 0, build, lambda made: f"{made['bytes']:,} bytes, documents: {made['documents']:,}"
         )
         return Corpus.open(folder)
 
