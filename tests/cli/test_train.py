@@ -100,12 +100,12 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-LONG = ["--steps", "200", "--set", "training.evaluate_every=50", "--set", "training.save_every=40", "--no-tensorboard"]
+LONG = ["--steps", "120", "--set", "training.evaluate_every=50", "--set", "training.save_every=40", "--no-tensorboard"]
 
 
 @pytest.fixture(scope="session")
 def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two hundred steps that nothing interrupted."""
+    """A run that nothing interrupted."""
     run = tmp_path_factory.mktemp("cli") / "whole"
     with pytest.raises(SystemExit) as left:
         main([*train_arguments(texts, run), *LONG])
@@ -128,13 +128,13 @@ def test_a_process_that_is_interrupted_saves_and_goes_on_exactly(
     assert process.returncode == 128 + number, err
     assert "Traceback" not in err
     said = re.fullmatch(
-        rf"stopped by {name} after step (\d+) of 200; saved in (.*)\ngo on:  (lavagna train --resume --out .*)\n", out
+        rf"stopped by {name} after step (\d+) of 120; saved in (.*)\ngo on:  (lavagna train --resume --out .*)\n", out
     )
     assert said, out
     assert Path(said[2]).name == f"step-{int(said[1]):08d}"
     printed = lavagna(*said[3].split()[1:], "--no-tensorboard")
     assert printed.status == 0
-    assert "after 200 steps" in printed.out
+    assert "after 120 steps" in printed.out
     assert untimed(run) == untimed(whole)
     weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in (run, whole)]
     assert weights[0] == weights[1]

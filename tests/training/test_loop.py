@@ -22,6 +22,8 @@ from tests.support.models import LAYERS, make_model
 from tests.training.support import TINY, run, untimed
 
 ALL = pytest.mark.parametrize("layers", LAYERS)
+#: three steps and an evaluation, for runs that are compared
+QUICK: dict[str, Any] = {"steps": 3, "evaluate_every": 0, "save_every": 0}
 
 
 def losses(folder: Path) -> list[float]:
@@ -69,8 +71,8 @@ def test_metrics_say_what_happened_at_each_step(corpus: Corpus, tmp_path: Path) 
 
 @ALL
 def test_accumulated_micro_batches_are_one_big_batch(corpus: Corpus, tmp_path: Path, layers: str) -> None:
-    run(corpus, tmp_path / "big", layers=layers, batch_size=4, dtype="float64")
-    run(corpus, tmp_path / "small", layers=layers, batch_size=2, accumulate=2, dtype="float64")
+    run(corpus, tmp_path / "big", layers=layers, batch_size=4, dtype="float64", **QUICK)
+    run(corpus, tmp_path / "small", layers=layers, batch_size=2, accumulate=2, dtype="float64", **QUICK)
     assert losses(tmp_path / "small") == pytest.approx(losses(tmp_path / "big"), rel=1e-9)
     small, big = (
         [line["gradient_norm"] for line in read_metrics(tmp_path / name) if "loss" in line] for name in ("small", "big")
@@ -81,7 +83,7 @@ def test_accumulated_micro_batches_are_one_big_batch(corpus: Corpus, tmp_path: P
 @ALL
 def test_recomputed_blocks_train_the_same(corpus: Corpus, tmp_path: Path, layers: str) -> None:
     for carry in (False, True):
-        keys = {"layers": layers, "carry_state": carry, "dtype": "float64"}
+        keys = {"layers": layers, "carry_state": carry, "dtype": "float64", **QUICK}
         run(corpus, tmp_path / f"kept-{carry}", **keys)
         run(corpus, tmp_path / f"recomputed-{carry}", checkpointing=True, **keys)
         assert losses(tmp_path / f"recomputed-{carry}") == pytest.approx(losses(tmp_path / f"kept-{carry}"), rel=1e-9)
@@ -146,8 +148,8 @@ def test_a_document_cut_in_segments_gives_the_losses_of_the_whole(long_corpus: C
 @ALL
 def test_half_precision_products_train(corpus: Corpus, tmp_path: Path, layers: str) -> None:
     for carry in (False, True):
-        run(corpus, tmp_path / f"{carry}", layers=layers, autocast="bfloat16", carry_state=carry)
-        run(corpus, tmp_path / f"{carry}-full", layers=layers, carry_state=carry)
+        run(corpus, tmp_path / f"{carry}", layers=layers, autocast="bfloat16", carry_state=carry, **QUICK)
+        run(corpus, tmp_path / f"{carry}-full", layers=layers, carry_state=carry, **QUICK)
         half, full = losses(tmp_path / f"{carry}"), losses(tmp_path / f"{carry}-full")
         assert half != full
         assert half == pytest.approx(full, rel=0.05)
@@ -156,7 +158,7 @@ def test_half_precision_products_train(corpus: Corpus, tmp_path: Path, layers: s
 
 @ALL
 def test_half_precision_parameters_train(corpus: Corpus, tmp_path: Path, layers: str) -> None:
-    run(corpus, tmp_path / "run", layers=layers, dtype="bfloat16")
+    run(corpus, tmp_path / "run", layers=layers, dtype="bfloat16", **QUICK)
     assert {p.dtype for p in LanguageModel.load(tmp_path / "run" / "model").parameters()} == {torch.bfloat16}
     assert all(map(math.isfinite, losses(tmp_path / "run")))
 
