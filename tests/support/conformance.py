@@ -44,17 +44,28 @@ from .operators import upstream
 Test = TypeVar("Test", bound=Callable[..., None])
 
 
-def binds(contract: str | None = None, *, stateful: bool = False, subset: bool = False) -> Callable[[Test], Test]:
+def everything(subject: Subject) -> bool:
+    return True
+
+
+def stateful(subject: Subject) -> bool:
+    """Whether it has a state at all."""
+    return bool(leaves(subject.module.init_state(1)))
+
+
+def binds(
+    contract: str | None = None, *, only: Callable[[Subject], bool] = everything, subset: bool = False
+) -> Callable[[Test], Test]:
     """Choose the subjects of a test.
 
     Args:
         contract: those that it binds.
-        stateful: those that have a state.
+        only: those of whom this is true.
         subset: the representative ones among them belong to the marked subset.
     """
 
     def decorate(test: Test) -> Test:
-        test.binds = (contract, stateful, subset)
+        test.binds = (contract, only, subset)
         return test
 
     return decorate
@@ -70,13 +81,13 @@ def parametrize(
     """
     if "subject" not in metafunc.fixturenames:
         return
-    contract, stateful, subset = getattr(metafunc.function, "binds", (None, False, False))
+    contract, only, subset = getattr(metafunc.function, "binds", (None, everything, False))
     metafunc.parametrize(
         "subject",
         [
             pytest.param(s, id=s.name, marks=[pytest.mark.subset] if subset and representative(s) else [])
             for s in subjects
-            if contract not in s.excepted and (s.stateful or not stateful)
+            if contract not in s.excepted and only(s)
         ],
     )
 
@@ -108,7 +119,7 @@ def test_one_token_at_a_time_equals_the_whole(subject: Subject) -> None:
     agree(answer(subject, x, start, (torch.stack(outputs, 1), state)), exact_whole(subject, 9))
 
 
-@binds(stateful=True)
+@binds(only=stateful)
 def test_no_state_is_the_first_state_is_a_state_of_zeros(subject: Subject) -> None:
     x, _ = inputs(subject, ROWS, 7, ROWS)
     first = subject.module.init_state(ROWS)
@@ -287,7 +298,7 @@ def test_a_batch_of_padding_alone(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@binds(stateful=True)
+@binds(only=stateful)
 def test_bytes_of_the_state_are_as_announced(subject: Subject, dtype: torch.dtype) -> None:
     narrow = subject.on(narrowed(subject, dtype))
     assert nbytes(narrow.module.init_state(3)) == narrow.state_bytes(0, 3)
@@ -309,7 +320,7 @@ def test_the_state_does_not_grow(subject: Subject) -> None:
     assert len({subject.state_bytes(context) for context in (50, 100, 10**9)}) == 1
 
 
-@binds("constant memory", stateful=True)
+@binds("constant memory", only=stateful)
 def test_the_state_keeps_no_other_memory_alive(subject: Subject) -> None:
     """A state that is a view of a longer tensor keeps all of it in memory."""
 
@@ -359,7 +370,7 @@ def test_reading_leaves_no_trace_on_the_module(subject: Subject) -> None:
         assert torch.equal(second[name], tensor), name
 
 
-@binds(stateful=True)
+@binds(only=stateful)
 def test_two_sequences_read_in_turn_do_not_meet(subject: Subject) -> None:
     xs = [random(ROWS, 12, subject.width, seed=seed) for seed in ("a", "b")]
     states: list[Any] = [None, None]
@@ -373,7 +384,7 @@ def test_two_sequences_read_in_turn_do_not_meet(subject: Subject) -> None:
             agree(values(torch.cat(outputs[i], 1), states[i]), values(*subject(x)))
 
 
-@binds(stateful=True)
+@binds(only=stateful)
 def test_nothing_handed_in_is_written_on(subject: Subject) -> None:
     """A state can be continued again, and differently, whatever was read from it before."""
     mask, bounds = torch.arange(4) > torch.tensor([[0], [2]]), torch.tensor([0, 1, 4])
@@ -406,7 +417,7 @@ def of_subject(state: ModelState, like: Any) -> Any:
     return state if isinstance(like, ModelState) else state.layers[0].mixer
 
 
-@binds(stateful=True)
+@binds(only=stateful)
 def test_states_are_cloned_forked_reordered_and_reset(subject: Subject) -> None:
     state = read_state(subject, 3, 6)
     whole = as_model_state(state)
@@ -466,7 +477,7 @@ def test_what_does_not_fit_is_refused(subject: Subject) -> None:
         subject(x, token_maks=mask)
 
 
-@binds(stateful=True)
+@binds(only=stateful)
 def test_a_state_of_other_rows_is_refused(subject: Subject) -> None:
     state = read_state(subject, 3)
     x = random(2, 5, subject.width)

@@ -90,11 +90,6 @@ class Subject(NamedTuple):
         assert isinstance(self.module, Backbone)
         return self.module.state_bytes(context, rows)
 
-    @property
-    def stateful(self) -> bool:
-        """Whether there is a state at all."""
-        return bool(leaves(self.module.init_state(1)))
-
     def on(self, module: nn.Module) -> Subject:
         """The same questions to another module: a copy in another dtype."""
         return self._replace(module=module)
