@@ -48,7 +48,8 @@ class CompareConfig(StrictModel):
         learning_rates: tried on a short prefix; a single one is taken as it is.
         search: share of `tokens` that each learning rate is tried on.
         seeds: runs of each candidate.
-        held_out, tune: shares of the data for the verdict, and for choosing the learning rate.
+        held_out, tune: shares of the data for the verdict, and for choosing the learning rate; smaller where the data
+            are very large.
         evaluate_tokens: held-out tokens that are scored, at most; a quarter as many to choose the learning rate.
         beyond: up to how many times `context` quality is measured by position.
         read_lengths: tokens read before generation is measured.

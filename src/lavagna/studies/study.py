@@ -22,6 +22,8 @@ WORK, MODELS = "work", "models"
 
 #: held-out documents below which parts of them are drawn again for intervals, and how many parts there should be
 FEW_DOCUMENTS, PARTS = 20, 40
+#: of how many times what is scored a held-out part need not be larger, however large the data
+ENOUGH = 20
 
 
 class Parts(NamedTuple):
@@ -86,8 +88,9 @@ class Study:
 
     def _split(self, corpus: Corpus) -> Parts:
         config = self.config
-        rest, held_out = corpus.split(config.held_out)
-        training, tune = rest.split(config.tune / (1 - config.held_out))
+        enough = ENOUGH * config.evaluate_tokens / corpus.n_tokens
+        rest, held_out = corpus.split(min(config.held_out, enough))
+        training, tune = rest.split(min(config.tune / (1 - config.held_out), enough))
         PackedBatches(training, config.context, config.batch_size)  # refuses text shorter than one window
         return Parts(training, tune, held_out)
 

@@ -1,0 +1,49 @@
+"""Figures as PNG files, in the style of the reports, on white."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...files import atomic_file
+from ...report.figures import COLOURS, DASHES, FAINT, INK, MARKERS, STYLE
+from .experiment import Drawing, Values
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["FAINT", "INK", "colour", "draw", "heat", "line"]
+
+WIDTH, DPI = 8.0, 110
+ON_PAPER = {"figure.facecolor": "white", "axes.facecolor": "white", "image.cmap": "Blues"}
+
+
+def draw(drawing: Drawing, values: Values, path: Path) -> None:
+    """Write a figure, whole or not at all."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**STYLE, **ON_PAPER}):
+        figure = Figure(figsize=(WIDTH, drawing.height), dpi=DPI, layout="constrained")
+        axes = figure.subplots(1, len(drawing.panels), width_ratios=drawing.panels, squeeze=False)[0]
+        drawing.draw(values, list(axes))
+        with atomic_file(path) as temporary:
+            figure.savefig(temporary, format="png", metadata={"Software": None}, pil_kwargs={"optimize": True})
+
+
+def colour(i: int) -> str:
+    """The i-th of the colours that all eyes tell apart."""
+    return COLOURS[i % len(COLOURS)]
+
+
+def line(i: int, *, marker: bool = False) -> dict[str, Any]:
+    """Colour, dashes and, if asked for, marker of the i-th line."""
+    style = {"color": colour(i), "linestyle": DASHES[i % len(DASHES)]}
+    return {**style, "marker": MARKERS[i % len(MARKERS)]} if marker else style
+
+
+def heat(axes: Axes, matrix: Sequence[Sequence[float]], *, most: float | None = 1.0) -> None:
+    """A matrix as squares, white for 0."""
+    axes.imshow(matrix, vmin=0, vmax=most, interpolation="nearest")
+    axes.grid(visible=False)
