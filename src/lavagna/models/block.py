@@ -42,13 +42,14 @@ class Block(nn.Module):
     def forward(self, x: Tensor, state: BlockState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, BlockState]:
         """x [B, T, D] and the block's state -> the same of the next block."""
         mixer_state, mlp_state = (None, None) if state is None else state
-        x, mixer_state = self._branch(self.mixer_norm, self.mixer, x, mixer_state, cu_seqlens)
+        x, mixer_state = self.branch(self.mixer_norm, self.mixer, x, mixer_state, cu_seqlens)
         if self.mlp is not None and self.mlp_norm is not None:
-            x, mlp_state = self._branch(self.mlp_norm, self.mlp, x, mlp_state, cu_seqlens)
+            x, mlp_state = self.branch(self.mlp_norm, self.mlp, x, mlp_state, cu_seqlens)
         return x, BlockState(mixer_state, mlp_state)
 
-    def _branch(
+    def branch(
         self, norm: nn.Module, layer: nn.Module, x: Tensor, state: Any, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Any]:
+        """One residual branch: x [B, T, D] and the layer's state -> the same behind it."""
         y, state = layer(x if self.post else norm(x), state, cu_seqlens=cu_seqlens)
         return (norm(x + y) if self.post else x + y), state

@@ -226,6 +226,9 @@ class _Run:
                 if i + 1 < len(micro) and isinstance(self.module, DistributedDataParallel):
                     stack.enter_context(self.module.no_sync())
                 loss, after = self.loss(batch, before)
+                # The loss does not depend on the last state; its graph would be memory that backward never frees.
+                carried = after.detach() if config.carry_state else None
+                del after
                 # Data parallelism averages gradients over the processes; the loss is a sum over all of them.
                 (loss * (self.world.size / weight)).backward()
             total = total + loss.detach()
@@ -238,7 +241,7 @@ class _Run:
         if config.clip:
             nn.utils.clip_grads_with_norm_(parameters, config.clip, norm)
         self.optimizer.step()
-        self.state = after.detach() if config.carry_state else None
+        self.state = carried
         seconds = time.perf_counter() - begin
         return {
             "step": step + 1,
