@@ -26,7 +26,7 @@ def test_a_run_is_measured_on_what_it_held_out(lavagna: Command, trained: Path) 
     """As its own evaluations did: the same documents, the same windows."""
     found = result(lavagna, trained)
     _, validation = Corpus.open(trained / "data").split(0.2)
-    scores = score(LanguageModel.load(trained / "model"), validation, context=24)
+    scores = score(LanguageModel.load(trained / "model"), validation, context=24, part=1)
     assert found["bits_per_byte"] == dict(zip(("value", "low", "high"), bits_per_byte([scores]), strict=True))
     assert (found["context"], found["documents"], found["bytes"]) == (24, len(validation), validation.n_bytes)
     assert found["by_position"][0] | {"first": 0, "end": 8} == found["by_position"][0]
@@ -78,14 +78,17 @@ def test_a_table_for_people(lavagna: Command, trained: Path, texts: Path, tmp_pa
     lines = printed.out.splitlines()
     total = found["bits_per_byte"]
     assert lines[0] == f"{total['value']:.4f} bits per byte, 95 % from {total['low']:.4f} to {total['high']:.4f}"
-    assert lines[1] == f"12 documents, {found['bytes']:,} bytes, read in windows of 24 tokens"
+    assert found["parts"] > found["documents"] == 12
+    assert lines[1] == (
+        f"12 documents in {found['parts']} parts, {found['bytes']:,} bytes, read in windows of 24 tokens"
+    )
     assert lines[3].split() == ["position", "bits", "per", "byte", "interval"]
     assert [line.split()[0] for line in lines[4:]] == ["0–7", "8–15", "16–31"]
     (tmp_path / "one").write_text("one document alone")
     alone = lavagna("evaluate", trained, tmp_path / "one", "--context", 0).out
     assert "bits per byte, one document: no interval" in alone
     assert "1 document, 18 bytes, read through" in alone
-    unknown = result(lavagna, trained, tmp_path / "one")["bits_per_byte"]
+    unknown = result(lavagna, trained, tmp_path / "one", "--context", 0)["bits_per_byte"]
     assert (unknown["low"], unknown["high"]) == (None, None)
 
 

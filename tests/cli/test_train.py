@@ -284,6 +284,10 @@ def test_elsewhere_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monke
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 21
     assert lines[0] == "step 1/100  loss 2.5000  200 tokens/s  50 s left"
+    with TrainingProgress(10000) as shown:
+        for step in range(1, 301):
+            shown.observe({"step": step, "loss": 2.5, "tokens": 100, "seconds": 0.5})
+    assert len(capsys.readouterr().err.splitlines()) == 3  # at once, and one a minute
     moments = iter([0.0, 1.0, 6.0, 6.0, 7.0])
     monkeypatch.setattr("lavagna.cli.progress.time.monotonic", lambda: next(moments))
     with progress("reading data") as show:

@@ -13,7 +13,7 @@ import torch
 
 from lavagna.data import BPETokenizer, ByteTokenizer, Corpus, Document, prepare
 from lavagna.errors import InputError
-from lavagna.evaluation import Scores, choose_pieces, framed, position_bins, score
+from lavagna.evaluation import Scores, choose_pieces, framed, position_bins, score, windows_per_part
 from lavagna.models import LanguageModel
 from lavagna.ops.tree import nbytes
 from tests.support.models import LAYERS, make_model
@@ -202,3 +202,9 @@ def test_parts_of_a_long_document_count_as_documents(tmp_path: Path) -> None:
     ]
     assert framed(corpus, 1, 0, 8).tolist() == [256, *b"the cat", 256]
     assert framed(corpus, 1, 3, 2).tolist() == list(b"e c")
+
+
+def test_few_documents_are_cut_into_about_forty_parts(tmp_path: Path) -> None:
+    for name, texts, expected in (("one", [b"a" * 799], 2), ("few", [b"a" * 99] * 19, 5), ("many", [b"a"] * 20, None)):
+        (tmp_path / name).mkdir()
+        assert windows_per_part(build(tmp_path / name, texts), 10) == expected

@@ -71,9 +71,11 @@ def evaluate(
 
     Documents are streamed: memory does not grow with their length (but
     attention's cache does). Intervals are 95 % bootstrap intervals over
-    documents.
+    documents, or over parts of them where there are fewer than twenty.
     """
-    from ..evaluation import bits_per_byte, by_position, score
+    import numpy as np
+
+    from ..evaluation import bits_per_byte, by_position, score, windows_per_part
     from ..training import TrainingConfig, find_run, trained_with
 
     at_least(0, context=context)
@@ -93,12 +95,14 @@ def evaluate(
                 corpus,
                 context=context or None,
                 max_tokens=max_tokens,
+                part=windows_per_part(corpus, context) if context else None,
                 batch_size=batch_size,
                 on_progress=show,
             )
     result = {
         "model": str(opened.folder),
-        "documents": len(scores.documents),
+        "documents": len(np.unique(scores.documents)),
+        "parts": len(scores.documents),
         "bytes": int(scores.bytes.sum()),
         "context": context,
         "bits_per_byte": _plain(bits_per_byte([scores])),
@@ -140,6 +144,8 @@ def _print(result: dict[str, Any]) -> None:
     total = result["bits_per_byte"]
     how = f"read in windows of {result['context']} tokens" if result["context"] else "read through"
     documents = "1 document" if result["documents"] == 1 else f"{result['documents']} documents"
+    if result["parts"] > result["documents"]:
+        documents += f" in {result['parts']} parts"
     typer.echo(f"{total['value']:.4f} bits per byte, {_ends(total)}")
     typer.echo(f"{documents}, {result['bytes']:,} bytes, {how}\n")
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -15,7 +15,8 @@ from .common import duration
 
 __all__ = ["TrainingProgress", "progress"]
 
-LINES = 20  # lines of a whole run that is not shown at a terminal
+LINES = 20  # lines of a whole run that is not shown at a terminal; but one a minute
+MINUTE = 60.0
 PATIENCE = 5.0  # seconds between lines of other work
 GRACE = 0.5  # seconds in which other work may end without a bar
 
@@ -62,7 +63,7 @@ class TrainingProgress:
         self.steps = steps
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.done = self.tokens = 0  # by this process, which may have resumed a run
-        self.training_seconds = self.seconds = 0.0
+        self.training_seconds = self.seconds = self.due = 0.0
         self.bar: Progress | None = None
         if self.console.is_terminal:
             self.bar = Progress(
@@ -104,7 +105,8 @@ class TrainingProgress:
         facts = f"loss {line['loss']:.4f}  {speed:,.0f} tokens/s  {duration(left)} left"
         if self.bar is not None:
             self.bar.update(self.training, completed=step, facts=facts)
-        elif step % max(self.steps // LINES, 1) == 0 or self.done == 1:
+        elif step % max(self.steps // LINES, 1) == 0 or self.seconds > self.due:
+            self.due = self.seconds + MINUTE
             self.console.print(f"step {step}/{self.steps}  {facts}")
 
     def evaluating(self, done: int, total: int) -> None:

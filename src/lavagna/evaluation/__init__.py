@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .intervals import Interval, bits_per_byte, by_position, paired_difference
-from .scoring import Pieces, Scores, choose_pieces, framed, position_bins, score
+from .scoring import Pieces, Scores, choose_pieces, framed, position_bins, score, windows_per_part
 
 __all__ = [
     "Interval",
@@ -16,4 +16,5 @@ __all__ = [
     "paired_difference",
     "position_bins",
     "score",
+    "windows_per_part",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -14,9 +15,10 @@ from ..data.corpus import Corpus
 from ..errors import InputError
 from ..models import LanguageModel, ModelState
 
-__all__ = ["Pieces", "Scores", "choose_pieces", "framed", "position_bins", "score"]
+__all__ = ["Pieces", "Scores", "choose_pieces", "framed", "position_bins", "score", "windows_per_part"]
 
 LOGITS_AT_ONCE = 1 << 25  # elements
+FEW_DOCUMENTS, PARTS = 20, 40
 
 
 class Scores(NamedTuple):
@@ -155,6 +157,18 @@ def choose_pieces(
     parts = start // (context or 1) // part if part else np.zeros_like(start)
     rows, row = np.unique(np.stack([document, parts]), axis=1, return_inverse=True)
     return Pieces(row.reshape(-1), document, start, length), rows[0]
+
+
+def windows_per_part(corpus: Corpus, context: int) -> int | None:
+    """How many windows should count as a document (see :func:`score`), where there are too few to draw from.
+
+    Returns:
+        So many that there are about forty parts, where there are fewer than twenty documents; else None.
+    """
+    if len(corpus) >= FEW_DOCUMENTS:
+        return None
+    windows = (corpus.n_tokens + len(corpus)) / context
+    return max(math.ceil(windows / PARTS), 1)
 
 
 def framed(corpus: Corpus, document: int, start: int, length: int) -> np.ndarray:

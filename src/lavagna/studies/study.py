@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from ..data import Corpus, PackedBatches
+from ..evaluation import windows_per_part
 from ..models import LanguageModel
 from ..training import DATA, make_tokenizer, open_corpus
 from .candidates import parse_candidates
@@ -20,8 +20,6 @@ __all__ = ["MODELS", "WORK", "Parts", "Study"]
 
 WORK, MODELS = "work", "models"
 
-#: held-out documents below which parts of them are drawn again for intervals, and how many parts there should be
-FEW_DOCUMENTS, PARTS = 20, 40
 #: of how many times what is scored a held-out part need not be larger, however large the data
 ENOUGH = 20
 
@@ -65,11 +63,7 @@ class Study:
             )
             for candidate in self.candidates
         ]
-        held_out = self.data.held_out
-        self.part = None
-        if len(held_out) < FEW_DOCUMENTS:
-            windows = (held_out.n_tokens + len(held_out)) / config.context
-            self.part = max(math.ceil(windows / PARTS), 1)
+        self.part = windows_per_part(self.data.held_out, config.context)
 
     def _corpus(self) -> Corpus:
         """The tokens, made once: a study goes on with the text it began with."""
