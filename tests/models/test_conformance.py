@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lavagna.errors import StateError
 from lavagna.models import LanguageModel, ModelState
 from lavagna.ops.tree import named_leaves
 
@@ -93,6 +94,15 @@ def test_a_saved_model_is_the_same(subject: Subject, tmp_path: Path) -> None:
     model.save(tmp_path / "model")
     with torch.no_grad():
         agree(values(*LanguageModel.load(tmp_path / "model")(tokens)), values(*model(tokens)), 0)
+
+
+@pytest.mark.parametrize("other", ["retnet", "linear_attention", "sinusoidal positions", "hybrid of three"])
+def test_a_state_of_another_model_is_refused(subject: Subject, other: str) -> None:
+    maker = next(s for s in MODEL_SUBJECTS if s.name == other)
+    if subject.name == other:
+        maker = next(s for s in MODEL_SUBJECTS if s.name == "mamba")
+    with pytest.raises(StateError, match="state must"):
+        subject(random(2, 3, subject.width), maker.module.init_state(2))
 
 
 # Memory ----------------------------------------------------------------------------------------------------

@@ -478,12 +478,29 @@ def test_what_does_not_fit_is_refused(subject: Subject) -> None:
 
 
 @binds(only=stateful)
+def test_rows_of_a_state_that_are_none_are_refused(subject: Subject) -> None:
+    state = as_model_state(read_state(subject, 3))
+    for rows in (torch.tensor([True]), torch.ones(4, dtype=torch.bool), torch.tensor([1, 0, 0]), [True, False, False]):
+        with pytest.raises(StateError, match=r"reset: rows must be a bool tensor of shape \[3\], got"):
+            state.reset(rows)
+    for index in (torch.tensor([0.0]), torch.tensor([[0, 1]]), torch.tensor([True, False, True]), [0, 1]):
+        with pytest.raises(StateError, match=r"reorder: rows must be an int64 tensor of shape \[n\], got"):
+            state.reorder(index)
+    for index in (torch.tensor([3]), torch.tensor([0, -1])):
+        with pytest.raises(StateError, match="reorder: rows must be from 0 to 2, got"):
+            state.reorder(index)
+    with pytest.raises(StateError, match="n must be at least 1, got 0"):
+        state.fork(0)
+
+
+@binds(only=stateful)
 def test_a_state_of_other_rows_is_refused(subject: Subject) -> None:
     state = read_state(subject, 3)
     x = random(2, 5, subject.width)
     refused(StateError, "must have 2 rows, got 3", subject, x, state)
     refused(StateError, "must have 2 rows, got 3", subject, x, state, token_mask=torch.ones(2, 5, dtype=torch.bool))
     refused(StateError, "must have 2 rows, got 3", subject, x[:1], state, cu_seqlens=torch.tensor([0, 2, 5]))
+    refused(StateError, "must have 2 rows, got 0", subject, x, subject.module.init_state(0))
 
 
 # Precision -------------------------------------------------------------------------------------------------
@@ -579,6 +596,29 @@ def test_copies_and_files(subject: Subject) -> None:
         assert list(module.state_dict()) == list(subject.module.state_dict())
         for name, tensor in values(*subject.on(module)(x, state)).items():
             assert torch.equal(tensor, expected[name]), name
+
+
+@binds(only=stateful)
+def test_states_are_copied_and_pickled(subject: Subject) -> None:
+    with torch.no_grad():
+        state = read_state(subject, 3)
+        for _ in range(2):  # where a cache has room for more
+            _, state = subject.step(random(3, subject.width), state)
+        x = random(3, 4, subject.width)
+        copies = [copy.deepcopy(state), pickle.loads(pickle.dumps(state))]
+        subject(x, state)
+        expected = values(*subject(x, state))
+        for one in copies:
+            agree(values(*subject(x, one)), expected, 0)
+
+
+def test_strides_do_not_matter(subject: Subject) -> None:
+    x = random(7, 3, subject.width).transpose(0, 1)
+    agree(values(*subject(x)), values(*subject(x.contiguous())), 1e-12)
+    same = random(1, 7, subject.width).expand(3, -1, -1)
+    agree(values(*subject(same)), values(*subject(same.contiguous())), 1e-12)
+    wide = random(3, 7, 2 * subject.width)[..., ::2]
+    agree(values(*subject(wide)), values(*subject(wide.contiguous())), 1e-12)
 
 
 def test_training_and_evaluation_are_the_same(subject: Subject) -> None:

@@ -16,6 +16,7 @@ from ..errors import ConfigError, InputError, ShapeError, StateError
 from ..files import atomic_folder
 from ..mixers.parts.positions import positions
 from ..ops.packing import Padding, check_cu_seqlens
+from ..ops.tree import named_leaves
 from ..shapes import Dims
 from .block import Block, make_norm
 from .config import LanguageModelConfig
@@ -172,8 +173,14 @@ class Backbone(nn.Module):
                 raise StateError(f"state must be a ModelState, got a {type(state).__name__}")
             if len(state.layers) != len(self.blocks):
                 raise StateError(f"state must have {len(self.blocks)} layers, got {len(state.layers)}")
-            if state.rows not in (0, rows):
-                raise StateError(f"state must have {rows} rows, got {state.rows}")
+            held = next((leaf.shape[0] for _, leaf in named_leaves(state)), rows)
+            if held != rows:
+                raise StateError(f"state must have {rows} rows, got {held}")
+            if (state.seen is None) != (self.config.position == "none"):
+                raise StateError(
+                    f"state must come from a model with position {self.config.position!r}, "
+                    f"got one {'without' if state.seen is None else 'with'} positions"
+                )
         seen = None
         if self.config.position != "none":
             x, seen = self._add_positions(x, None if state is None else state.seen, cu_seqlens)

@@ -55,7 +55,7 @@ class ModelState:
     @property
     def rows(self) -> int:
         """Number of rows (0 if no layer carries a state)."""
-        return next((leaf.shape[0] for leaf in tree.leaves(self)), 0)
+        return next((leaf.shape[0] for _, leaf in tree.named_leaves(self)), 0)
 
     @property
     def nbytes(self) -> int:
@@ -86,12 +86,22 @@ class ModelState:
         Raises:
             StateError: an index is no row of this state.
         """
+        if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
+            raise StateError(f"reorder: rows must be an int64 tensor of shape [n], got {_described(index)}")
         if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise StateError(f"reorder: rows must be from 0 to {self.rows - 1}, got {index.tolist()}")
         return tree.select(self, index)
 
     def reset(self, rows: Tensor) -> ModelState:
-        """Forget all that the rows marked True (bool [B]) have read."""
+        """Forget all that the rows marked True (bool [B]) have read.
+
+        Raises:
+            StateError: `rows` does not mark each row of this state.
+        """
+        if next(tree.named_leaves(self), None) is None:
+            return self  # nothing to forget
+        if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (self.rows,):
+            raise StateError(f"reset: rows must be a bool tensor of shape [{self.rows}], got {_described(rows)}")
 
         def keep(t: Tensor) -> Tensor:
             return torch.where(
@@ -175,3 +185,8 @@ def _real(tensor: Tensor) -> Tensor:
 def _like(template: Tensor, saved: Tensor) -> Tensor:
     """What :func:`_real` was given, where the template is complex."""
     return torch.view_as_complex(saved) if template.is_complex() else saved
+
+
+def _described(value: Any) -> str:
+    """A tensor's dtype and shape, or another value's type, for a message."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
