@@ -77,16 +77,17 @@ def test_a_table_for_people(lavagna: Command, trained: Path, texts: Path, tmp_pa
     printed = lavagna("evaluate", trained, texts)
     lines = printed.out.splitlines()
     total = found["bits_per_byte"]
-    assert lines[0] == f"{total['value']:.4f} bits per byte, 95 % from {total['low']:.4f} to {total['high']:.4f}"
+    ends = f"{total['low']:.4f} to {total['high']:.4f}"
+    assert lines[0] == f"{total['value']:.4f} bits per byte (95 % interval: {ends})"
     assert found["parts"] > found["documents"] == 12
     assert lines[1] == (
         f"12 documents in {found['parts']} parts, {found['bytes']:,} bytes, read in windows of 24 tokens"
     )
-    assert lines[3].split() == ["position", "bits", "per", "byte", "interval"]
+    assert lines[3].split() == ["position", "bits", "per", "byte", "95", "%", "interval"]
     assert [line.split()[0] for line in lines[4:]] == ["0–7", "8–15", "16–31"]
     (tmp_path / "one").write_text("one document alone")
     alone = lavagna("evaluate", trained, tmp_path / "one", "--context", 0).out
-    assert "bits per byte, one document: no interval" in alone
+    assert "bits per byte (95 % interval: unknown, of one document)" in alone
     assert "1 document, 18 bytes, read through" in alone
     unknown = result(lavagna, trained, tmp_path / "one", "--context", 0)["bits_per_byte"]
     assert (unknown["low"], unknown["high"]) == (None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,11 +157,28 @@ def test_resuming_needs_no_data_and_refuses_other_settings(lavagna: Command, tex
     for change, message in (
         (["--steps", 5], "training.steps was 4 and is 5"),
         (["--set", "training.clip=2.0"], "training.clip was 1.0 and is 2.0"),
+        ([run], f"with other data: data.source was ('{texts}',) and is ('{run}',)"),
     ):
         printed = lavagna("train", "--resume", "--out", run, *change)
         assert printed.status == 2
-        assert message in printed.err
-        assert printed.err.count("\n") == 2  # the run's line, then the error's
+        assert message in printed.err.splitlines()[-1]
+        assert printed.err.splitlines()[-1].startswith("lavagna: ")
+
+
+def test_a_run_that_never_began_keeps_nothing_of_what_it_was_asked(
+    lavagna: Command, texts: Path, tmp_path: Path
+) -> None:
+    """Its settings and data are there, but no step: the folder is free, and the new settings count."""
+    run = tmp_path / "run"
+    assert lavagna(*train_arguments(texts, run), "--steps", 1, "--seed", 1).status == 0
+    for left in ("checkpoints", "model", "tensorboard"):
+        shutil.rmtree(run / left)
+    (run / "metrics.jsonl").unlink()
+    assert (
+        lavagna(*train_arguments(texts, run), "--steps", 2, "--seed", 2, "--set", "data.pattern=*[0-5].txt").status == 0
+    )
+    tables = read_tables(run / "run.json")
+    assert (tables["training"]["seed"], tables["data"]["pattern"]) == (2, "*[0-5].txt")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +306,7 @@ def test_elsewhere_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monke
         for step in range(1, 301):
             shown.observe({"step": step, "loss": 2.5, "tokens": 100, "seconds": 0.5})
     assert len(capsys.readouterr().err.splitlines()) == 3  # at once, and one a minute
-    moments = iter([0.0, 1.0, 6.0, 6.0, 7.0])
+    moments = iter([0.0, 1.0, 16.0, 16.0, 17.0])
     monkeypatch.setattr("lavagna.cli.progress.time.monotonic", lambda: next(moments))
     with progress("reading data") as show:
         for done in (10, 20, 30):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lavagna.data import BPETokenizer, ByteTokenizer
-from lavagna.errors import ConfigError, DataError
+from lavagna.errors import ConfigError, DataError, InputError
 from lavagna.training import DataConfig, Settings, make_tokenizer, merge, open_corpus, read_tables, set_value
 from tests.support.models import make_model
 from tests.training.support import write_texts
@@ -171,7 +171,9 @@ def test_tokenizers_by_name(tmp_path: Path) -> None:
     loaded = make_tokenizer(DataConfig(source=source, tokenizer=str(tmp_path / "vocabulary" / "tokenizer.json")))
     assert loaded.fingerprint == trained.fingerprint
     with pytest.raises(ConfigError, match=r"tokenizer: expected bpe:SIZE with a number of tokens, got 'bpe:many'"):
-        make_tokenizer(DataConfig(source=source, tokenizer="bpe:many"))
+        DataConfig.parse({"source": source, "tokenizer": "bpe:many"})
+    with pytest.raises(InputError, match="vocab_size of at least 257"):
+        make_tokenizer(DataConfig(source=source, tokenizer="bpe:100"))
     with pytest.raises(DataError, match="'nothing' does not exist"):
         make_tokenizer(DataConfig(tokenizer="nothing"))
 

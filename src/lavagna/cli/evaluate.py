@@ -146,18 +146,18 @@ def _print(result: dict[str, Any]) -> None:
     documents = "1 document" if result["documents"] == 1 else f"{result['documents']} documents"
     if result["parts"] > result["documents"]:
         documents += f" in {result['parts']} parts"
-    typer.echo(f"{total['value']:.4f} bits per byte, {_ends(total)}")
+    typer.echo(f"{total['value']:.4f} bits per byte (95 % interval: {_ends(total, 4)})")
     typer.echo(f"{documents}, {result['bytes']:,} bytes, {how}\n")
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("position", "bits per byte", "interval"):
+    for title in ("position", "bits per byte", "95 % interval"):
         table.add_column(title, justify="right")
     for row in result["by_position"]:
         table.add_row(f"{row['first']}–{row['end'] - 1}", f"{row['value']:.3f}", _ends(row, 3))
     Console(highlight=False, soft_wrap=True).print(table)
 
 
-def _ends(interval: dict[str, float | None], digits: int = 4) -> str:
+def _ends(interval: dict[str, float | None], digits: int) -> str:
     low, high = interval["low"], interval["high"]
     if low is None or high is None:
-        return "one document: no interval"
-    return f"95 % from {low:.{digits}f} to {high:.{digits}f}"
+        return "unknown, of one document"
+    return f"{low:.{digits}f} to {high:.{digits}f}"

@@ -17,7 +17,7 @@ __all__ = ["TrainingProgress", "progress"]
 
 LINES = 20  # lines of a whole run that is not shown at a terminal; but one a minute
 MINUTE = 60.0
-PATIENCE = 5.0  # seconds between lines of other work
+PATIENCE = 15.0  # seconds between lines of other work
 GRACE = 0.5  # seconds in which other work may end without a bar
 
 

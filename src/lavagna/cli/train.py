@@ -164,6 +164,8 @@ def _run(settings: Settings, run: Path, resume: bool, device: Any, world: World,
     from ..training import train as train_model
 
     check_free(run, resume)
+    if resume and (run / SETTINGS).is_file():
+        settings.refuse_other_data(run / SETTINGS)
     corpus = _corpus(settings, run, resume, world)
     model = settings.build_model(corpus.tokenizer)
     training, validation = corpus.split(settings.training.validation_fraction)
@@ -172,7 +174,7 @@ def _run(settings: Settings, run: Path, resume: bool, device: Any, world: World,
             model, training, validation, settings.training, run, resume=resume, device=device, world=world
         )
     make_batches(training, settings.training, world)  # refuses data that are too short, before anything is written
-    if not (run / SETTINGS).exists():
+    if not (resume and (run / SETTINGS).is_file()):
         settings.save(run / SETTINGS)
     parameters = sum(p.numel() for p in model.parameters())
     typer.echo(
@@ -207,6 +209,8 @@ def _corpus(settings: Settings, run: Path, resume: bool, world: World) -> Corpus
 
     folder = run / DATA
     if world.leads and not (resume and folder.is_dir()):
+        if settings.data.trains_tokenizer:
+            typer.echo("training the vocabulary ...", err=True)
         tokenizer = settings.init_tokenizer() or make_tokenizer(settings.data)
         with progress("reading data") as show:
             open_corpus(settings.data, tokenizer, folder, show)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
+
+from pydantic import model_validator
 
 from ..data import BPETokenizer, ByteTokenizer, Corpus, Source, Tokenizer, documents, load_tokenizer, prepare
 from ..errors import ConfigError
@@ -34,6 +37,17 @@ class DataConfig(StrictModel):
     def section(cls) -> str:
         return "[data]"
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tokenizer.startswith(BPE) and not self.tokenizer.removeprefix(BPE).isdecimal():
+            raise ConfigError(f"[data]: tokenizer: expected bpe:SIZE with a number of tokens, got {self.tokenizer!r}")
+        return self
+
+    @property
+    def trains_tokenizer(self) -> bool:
+        """Whether the tokenizer is made from the text."""
+        return self.tokenizer.startswith(BPE)
+
     @property
     def sources(self) -> Source:
         """As the functions of lavagna.data take them."""
@@ -44,17 +58,15 @@ def make_tokenizer(config: DataConfig) -> Tokenizer:
     """The tokenizer that a configuration names, trained if it says so.
 
     Raises:
-        ConfigError: "bpe:" without a number.
+        InputError: a trained one of fewer tokens than there are bytes.
         DataError: no such tokenizer, or the source's faults.
     """
     if config.tokenizer == "bytes":
         return ByteTokenizer()
-    if not config.tokenizer.startswith(BPE):
+    if not config.trains_tokenizer:
         return load_tokenizer(config.tokenizer)
-    size = config.tokenizer.removeprefix(BPE)
-    if not size.isdecimal():
-        raise ConfigError(f"[data]: tokenizer: expected bpe:SIZE with a number of tokens, got {config.tokenizer!r}")
-    return BPETokenizer.train(documents(config.sources, column=config.column, pattern=config.pattern), int(size))
+    size = int(config.tokenizer.removeprefix(BPE))
+    return BPETokenizer.train(documents(config.sources, column=config.column, pattern=config.pattern), size)
 
 
 def open_corpus(

@@ -94,6 +94,21 @@ class Settings(NamedTuple):
             raise ConfigError(f"[model]: a saved model keeps its shape, but other values came: {'; '.join(differing)}")
         return model
 
+    def refuse_other_data(self, path: Path) -> None:
+        """Compare with what a run that is to be gone on with was asked for, which has its tokens already.
+
+        Raises:
+            ConfigError: [data] differs; the message names each key.
+        """
+        before, now = Settings.parse(read_tables(path)).data, self.data
+        differing = [
+            f"data.{key} was {getattr(before, key)!r} and is {getattr(now, key)!r}"
+            for key in DataConfig.model_fields
+            if getattr(before, key) != getattr(now, key)
+        ]
+        if differing:
+            raise ConfigError(f"cannot resume {str(path.parent)!r} with other data: {'; '.join(differing)}")
+
     def save(self, path: Path) -> None:
         """Write a JSON file that :func:`read_tables` reads."""
         tables = {
