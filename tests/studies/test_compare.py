@@ -248,6 +248,16 @@ def test_a_folder_of_something_else_is_left_alone(text: Path, tmp_path: Path) ->
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_mistake_does_not_occupy_the_folder(text: Path, tmp_path: Path) -> None:
+    for wrong in ({"data": {"source": [str(tmp_path / "nowhere.txt")]}}, {"parameters": 10}):
+        with pytest.raises((ConfigError, DataError)):
+            compare(config(text, **wrong), tmp_path / "out")
+    with pytest.raises(Crash):
+        compare(config(text), tmp_path / "out", watcher=Stopper("attention, trying learning rate 0.003", 0, crash))
+    with pytest.raises(ConfigError, match="other settings: seeds was 1 and is 2"):
+        compare(config(text, seeds=2), tmp_path / "out")
+
+
 def test_forget_removes_the_comparison_and_nothing_else(tmp_path: Path) -> None:
     for name in ("settings.json", "results.json", "report.html", "work/stages/a.json", "models/a/config.json", "notes"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -72,11 +72,14 @@ def compare(
         Interrupted: by Ctrl-C or SIGTERM during training; the same call goes on.
     """
     folder = Path(out)
-    _claim(folder, config)
+    _check(folder, config)
     if not (folder / RESULTS).is_file():
         watcher = watcher or Watcher()
         watcher.begin(_work(config))
-        write_json(folder / RESULTS, _results(Study(config, folder, torch.device(device), watcher)))
+        study = Study(config, folder, torch.device(device), watcher)
+        # Only now: a mistyped name of a file or a mixer shall not occupy the folder.
+        write_json(folder / SETTINGS, config.model_dump(mode="json"))
+        write_json(folder / RESULTS, _results(study))
     shutil.rmtree(folder / WORK, ignore_errors=True)
     results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     write_report(results, folder / REPORT)
@@ -94,11 +97,11 @@ def forget(out: str | os.PathLike[str]) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _claim(folder: Path, config: CompareConfig) -> None:
-    """Write the settings into a new folder; in one that has them, see that they are the same."""
-    path, wanted = folder / SETTINGS, config.model_dump(mode="json")
+def _check(folder: Path, config: CompareConfig) -> None:
+    """See that the folder is free, or holds a comparison with these settings."""
+    path = folder / SETTINGS
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before, wanted = json.loads(path.read_text(encoding="utf-8")), config.model_dump(mode="json")
         differing = [
             f"{key} was {before.get(key)!r} and is {wanted.get(key)!r}"
             for key in sorted({*before, *wanted})
@@ -110,9 +113,9 @@ def _claim(folder: Path, config: CompareConfig) -> None:
                 "choose another folder, or overwrite it"
             )
         return
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder.exists() and not (folder.is_dir() and {entry.name for entry in folder.iterdir()} <= {WORK}):
         raise ConfigError(f"expected a comparison, an empty folder or nothing at {str(folder)!r}, got something else")
-    write_json(path, wanted)
+    shutil.rmtree(folder / WORK, ignore_errors=True)  # of a call that did not get as far as its settings
 
 
 def _work(config: CompareConfig) -> float:
