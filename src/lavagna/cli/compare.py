@@ -275,11 +275,11 @@ def _tell(results: Mapping[str, Any], out: Path) -> None:
         console.print(_shown(sample["text"]))
     console.print()
     for statement in results["verdict"]:
-        if statement["kind"] in ("headline", "warning", "finding"):
+        if statement["kind"] in ("headline", "warning", "finding") or statement["topic"] in ("seeds", "budget"):
             mark = "WARNING: " if statement["kind"] == "warning" else ""
             console.print(f"{mark}{statement['text']}")
     console.print()
-    console.print(f"report: {out / 'report.html'} (also how sure this is, and what it does not show)")
+    console.print(f"report: {out / 'report.html'} (with figures, and all that it does not show)")
     quoted = shlex.quote(str(out / ranked[0]["folder"]))
     console.print(f"next:   lavagna generate {quoted} 'a prompt'")
 

@@ -251,7 +251,7 @@ def _few_ticks(axes: Axes) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high / low < 100 else (1.0,)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high / low < 1000 else (1.0,)))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 

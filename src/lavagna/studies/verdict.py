@@ -90,7 +90,8 @@ def _quality(results: Results) -> Part:
             "quality",
             f"{best['name']} predicts held-out text best: it needs {bits(_value(best))} bits per byte, "
             f"{bits(found['value'])} ({percent(found['value'] / _value(second))}) fewer than {second['name']}, the "
-            f"next. The difference is sure: its 95 % interval is {bits(found['low'])} to {bits(found['high'])}.",
+            f"next. The difference is {_sure(results)}: its 95 % interval is {bits(found['low'])} to "
+            f"{bits(found['high'])}.",
         )
         return
     behind = [c for c in candidates if c not in contenders]
@@ -102,6 +103,10 @@ def _quality(results: Results) -> Part:
     if behind:
         text += f" Surely not best: {_with_values(behind)}."
     yield "headline", "quality", text
+
+
+def _sure(results: Results) -> str:
+    return "sure, as far as one seed can tell" if results["seed_spread"]["deviation"] is None else "sure"
 
 
 def _difference(results: Results, a: str, b: str) -> dict[str, float]:
