@@ -81,6 +81,7 @@ def results(
     tokens: int = 700_000,
     passes: float = 0.1,
     rates: Sequence[float] = (0.01,),
+    tokenizer: str = "bytes",
 ) -> dict[str, Any]:
     """Results of these candidates, the verdict apart; differences above `margin` are sure."""
     differences = []
@@ -104,7 +105,7 @@ def results(
         },
         "data": {
             "source": ["log.txt"],
-            "tokenizer": "bytes",
+            "tokenizer": tokenizer,
             "training": sizes,
             "tune": sizes,
             "held_out": sizes,

@@ -160,6 +160,12 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "documents",
         "Quality was measured on 100,000 bytes of 30 documents that no model was trained on and no choice was made by.",
     ),
+    "a tokenizer made for the text": (
+        results(MAMBA, DELTA, tokenizer="bpe:300"),
+        "documents",
+        "Quality was measured on 100,000 bytes of 30 documents that no model was trained on and no choice was made by. "
+        "The tokenizer, however, was made from all of the text.",
+    ),
     "one document in parts": (
         results(MAMBA, DELTA, documents=1, parts=40),
         "documents",

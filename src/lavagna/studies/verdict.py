@@ -349,6 +349,8 @@ def _documents(results: Results) -> Part:
         f"Quality was measured on {count(data['scored_bytes'])} bytes of {count(documents)} "
         f"{plural(documents, 'document', 'documents')} that no model was trained on and no choice was made by."
     )
+    if data["tokenizer"].startswith("bpe:"):
+        text += " The tokenizer, however, was made from all of the text."
     if parts is not None:
         text += (
             f" For so few documents the intervals draw {count(parts)} parts of them again: they say how sure a result "
