@@ -21,6 +21,8 @@ M       number of packed sequences (M + 1 boundaries in cu_seqlens)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from .errors import ShapeError
@@ -67,23 +69,24 @@ class Dims:
                 f"got {type(tensor).__name__}"
             )
         for pattern in patterns:
-            found = self._match(pattern.split(), tuple(shape))
+            found = self._match(_letters(pattern), shape)
             if found is not None:
                 self.sizes.update(found)
                 return pattern
-        raise ShapeError(
-            f"{self.caller}: {name} must have shape {self._expected(patterns)}, got {list(shape)}"
-        )
+        raise ShapeError(f"{self.caller}: {name} must have shape {self._expected(patterns)}, got {list(shape)}")
 
-    def _match(self, letters: list[str], shape: tuple[int, ...]) -> dict[str, int] | None:
+    def _match(self, letters: tuple[str | int, ...], shape: Sequence[int]) -> dict[str, int] | None:
         if len(letters) != len(shape):
             return None
         found: dict[str, int] = {}
         for letter, size in zip(letters, shape, strict=True):
-            expected = int(letter) if letter.isdigit() else found.get(letter, self.sizes.get(letter))
-            if expected is None:
-                found[letter] = size
-            elif expected != size:
+            if isinstance(letter, str):
+                expected = self.sizes.get(letter)
+                if expected is None:
+                    expected = found.setdefault(letter, size)
+            else:
+                expected = letter
+            if expected != size:
                 return None
         return found
 
@@ -93,3 +96,9 @@ class Dims:
             return letter if size is None or letter.isdigit() else f"{letter}={size}"
 
         return " or ".join("[" + ", ".join(map(known, p.split())) + "]" for p in patterns)
+
+
+@lru_cache(maxsize=1024)
+def _letters(pattern: str) -> tuple[str | int, ...]:
+    """The letters of a pattern; digits as numbers. Every step of one token asks for the same few."""
+    return tuple(int(letter) if letter.isdigit() else letter for letter in pattern.split())

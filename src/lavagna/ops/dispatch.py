@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ __all__ = ["FORMS", "Call", "Result", "Row", "Table", "common_dtype", "device_of
 
 FORMS = ("recurrent", "chunk", "parallel")
 IMPLS = ("reference", "torch", "cpu")
+
+_DOUBLE = (torch.float64, torch.complex128)
 
 
 class Result(NamedTuple):
@@ -85,8 +87,13 @@ class Row(NamedTuple):
 
     @property
     def function(self) -> Callable[..., tuple[Tensor, Any]]:
-        module, name = self.target.split(":")
-        return getattr(import_module(module), name)
+        return _imported(self.target)
+
+
+@cache
+def _imported(target: str) -> Callable[..., tuple[Tensor, Any]]:
+    module, name = target.split(":")
+    return getattr(import_module(module), name)
 
 
 class Table:
@@ -109,6 +116,7 @@ class Table:
         self.op = op
         self.rows = rows
         self.prefer = prefer
+        self._chosen: dict[tuple[str, str, tuple[str, ...]], tuple[Row, ...]] = {}
 
     @cached_property
     def native_refusals(self) -> list[str]:
@@ -134,20 +142,30 @@ class Table:
             if name not in (*known, "auto"):
                 raise InputError(f"{self.op}: {unknown_name(kind, name, (*known, 'auto'))}")
         order = self.prefer(call)
-        named = [r for r in self.rows if form in ("auto", r.form) and impl in ("auto", r.impl)]
-        if impl == "auto":
-            named = [r for r in named if r.impl != "reference"]
-        named.sort(key=lambda r: order.index(r.form) if r.form in order else len(order))
+        named = self._named(form, impl, order)
         refused = []
         for row in named:
             reasons = self.reasons(row, call)
             if not reasons:
                 return row
-            refused.append(f"form={row.form!r}, impl={row.impl!r}: {'; '.join(reasons)}")
+            refused.append((row, reasons))
+        why = [f"form={row.form!r}, impl={row.impl!r}: {'; '.join(reasons)}" for row, reasons in refused]
         if not named:
             have = ", ".join(f"{r.impl}/{r.form}" for r in self.rows)
-            refused = [f"there is no such pair (impl/form there are: {have})"]
-        raise BackendError(f"{self.op}: form={form!r} with impl={impl!r} cannot run: {' | '.join(refused)}")
+            why = [f"there is no such pair (impl/form there are: {have})"]
+        raise BackendError(f"{self.op}: form={form!r} with impl={impl!r} cannot run: {' | '.join(why)}")
+
+    def _named(self, form: str, impl: str, order: tuple[str, ...]) -> tuple[Row, ...]:
+        """The rows with these names, those of the preferred forms first; worked out once, for a step asks each time."""
+        key = (form, impl, order)
+        if key not in self._chosen:
+            named = [r for r in self.rows if form in ("auto", r.form) and impl in ("auto", r.impl)]
+            if impl == "auto":
+                named = [r for r in named if r.impl != "reference"]
+            self._chosen[key] = tuple(
+                sorted(named, key=lambda r: order.index(r.form) if r.form in order else len(order))
+            )
+        return self._chosen[key]
 
     def run(self, call: Call, *, form: str, impl: str, dtype: torch.dtype, return_state: bool) -> Result:
         """Choose a row and execute `call` with it.
@@ -166,9 +184,10 @@ class Table:
             fixed = {name: t if t is None else _widen(t, wide) for name, t in fixed.items()}
 
         # Autocast would run the products inside in half precision: a recurrence rounds at every step.
-        casts = row.widens and torch.amp.is_autocast_available(call.device.type)  # the meta device has no autocast
-        autocast = torch.autocast(call.device.type, enabled=False) if casts else nullcontext()
-        with autocast:
+        kind = call.device.type
+        available = row.widens and torch.amp.is_autocast_available(kind)  # the meta device has no autocast
+        casts = available and torch.is_autocast_enabled(kind)  # to enter it costs as much as a small product
+        with torch.autocast(kind, enabled=False) if casts else nullcontext():
             if call.bounds is None or row.packs:
                 extra = {"bounds": call.bounds} if row.packs else {}
                 output, final = row.function(**timed, **fixed, **call.options, state=state, **extra)
@@ -185,14 +204,13 @@ class Table:
 
 
 def _wide_dtype(tensors: list[Tensor | None]) -> torch.dtype:
-    dtype = torch.float32
-    for tensor in tensors:
-        if tensor is not None and tensor.dtype in (torch.float64, torch.complex128):
-            dtype = torch.float64
-    return dtype
+    double = any(t is not None and t.dtype in _DOUBLE for t in tensors)
+    return torch.float64 if double else torch.float32
 
 
 def _widen(tensor: Tensor, real: torch.dtype) -> Tensor:
+    if tensor.dtype == real:
+        return tensor
     if tensor.is_complex():
         return tensor.to(torch.complex128 if real == torch.float64 else torch.complex64)
     return tensor.to(real) if tensor.is_floating_point() else tensor
@@ -209,15 +227,23 @@ def common_dtype(caller: str, may_be_complex: Collection[str] = (), /, **tensors
     Raises:
         ShapeError: an input is no tensor or of another than a floating dtype, or they are on different devices.
     """
-    given = {name: t for name, t in tensors.items() if t is not None}
-    for name, tensor in given.items():
+    dtype, device = torch.float32, None
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
         if not isinstance(tensor, Tensor):
             raise ShapeError(f"{caller}: {name} must be a tensor, got {type(tensor).__name__}")
-        if not (tensor.is_floating_point() or (tensor.is_complex() and name in may_be_complex)):
+        own = tensor.dtype
+        if not (own.is_floating_point or (own.is_complex and name in may_be_complex)):
             kind = "floating or complex" if name in may_be_complex else "real floating"
-            raise ShapeError(f"{caller}: {name} must have a {kind} dtype, got {tensor.dtype}")
-    device_of(caller, **given)
-    return _wide_dtype(list(given.values()))
+            raise ShapeError(f"{caller}: {name} must have a {kind} dtype, got {own}")
+        if own in _DOUBLE:
+            dtype = torch.float64
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
+            device_of(caller, **tensors)
+    return dtype
 
 
 def device_of(caller: str, **tensors: Tensor | None) -> torch.device:
