@@ -238,18 +238,6 @@ def test_a_corpus_shorter_than_one_context_is_refused(corpus: Corpus, tmp_path: 
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", ["attention", "mamba", "gated_deltanet"])
-def test_it_memorises_one_batch(tmp_path: Path, name: str) -> None:
-    """Twenty-four bytes, again and again: nothing is left to guess."""
-    (tmp_path / "text").write_bytes(b"a page of fixed size, ok")
-    corpus = prepare(tmp_path / "text", ByteTokenizer(), tmp_path / "corpus")
-    config = TrainingConfig.parse(
-        {"steps": 80, "context": 25, "batch_size": 1, "learning_rate": 2e-2, "evaluate_every": 0, "save_every": 0}
-    )
-    train(make_model(name), corpus, corpus, config, tmp_path / "run")
-    assert losses(tmp_path / "run")[-1] < 0.05
-
-
 def test_metrics_of_a_crash_are_read_up_to_the_last_whole_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n" + '{"step": 2, "lo')
     assert read_metrics(tmp_path) == untimed(tmp_path) == [{"step": 1}]
