@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .streaming import Generated, generate, stream
 from .reading import Reading, read
 from .sampling import Sampler, Sampling
+from .streaming import Generated, generate, stream
 from .text import Piece, StopHolder, read_text, stream_text
 
 __all__ = [

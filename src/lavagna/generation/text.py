@@ -10,9 +10,9 @@ import torch
 from ..data.tokenizer import StreamDecoder, Tokenizer
 from ..errors import InputError
 from ..models import LanguageModel
-from .streaming import stream
 from .reading import Reading, read
 from .sampling import Sampling
+from .streaming import stream
 
 __all__ = ["Piece", "StopHolder", "read_text", "stream_text"]
 
