@@ -53,6 +53,8 @@ class Attention(Mixer):
     """
 
     state_class = KVCache
+    recurrence = "every k and v, kept"
+    survives = "a cache that grows"
 
     def __init__(
         self,

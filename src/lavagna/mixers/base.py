@@ -34,6 +34,12 @@ class Mixer(nn.Module):
     #: the class of its states; None where there is no state
     state_class: ClassVar[type | None] = None
 
+    #: its memory after a token, "S_t = " left out, S (or h) being the memory before it; empty for an MLP
+    recurrence: ClassVar[str] = ""
+
+    #: what yesterday's memory goes through, in words; empty for an MLP
+    survives: ClassVar[str] = ""
+
     #: what the paper puts after this mixer in a block: a key of MLPS, or None for no MLP
     published_mlp: ClassVar[str | None] = "swiglu"
 
@@ -85,7 +91,7 @@ class Mixer(nn.Module):
         """Mix a batch, going on from `state`.
 
         Args:
-            x: [B, T, D] of the parameters' dtype.
+            x: [B, T, D] of the parameters' dtype and device; under autocast of any floating dtype.
             state: what an earlier call returned, or None at the start of a sequence.
             token_mask: bool [B, T], True = a real token. Padding, wherever it stands, changes neither the
                 outputs at real tokens nor the state; outputs at padding are zero.
@@ -102,6 +108,7 @@ class Mixer(nn.Module):
         dims.bind("x", x, "B T D")
         if not x.is_floating_point():
             raise ShapeError(f"{name}: x must have a floating dtype, got {x.dtype}")
+        self._check_dtype_and_device(x)
         rows = dims["B"]
         if cu_seqlens is not None:
             if token_mask is not None:
@@ -126,6 +133,23 @@ class Mixer(nn.Module):
         """Mix one token of each row: x [B, D] and a state -> y [B, D] and the next state."""
         y, state = self.forward(x[:, None], state)
         return y[:, 0], state
+
+    def _check_dtype_and_device(self, x: Tensor) -> None:
+        parameter = next(self.parameters())
+        if x.device != parameter.device:
+            raise ShapeError(
+                f"{type(self).__name__}: x must be on {parameter.device} as the parameters, got {x.device}"
+            )
+        kind = x.device.type
+        if x.dtype == parameter.dtype or (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+            return
+        # Decays and norms are often kept in float32 beside projections in half precision.
+        dtypes = {p.dtype for p in self.parameters()}
+        if x.dtype not in dtypes:
+            raise ShapeError(
+                f"{type(self).__name__}: x must have the parameters' dtype {' or '.join(sorted(map(str, dtypes)))}, "
+                f"got {x.dtype}"
+            )
 
     # --- shared by subclasses -------------------------------------------------------------------------------
 

@@ -56,6 +56,8 @@ class DeltaNet(Mixer):
     """
 
     state_class = DeltaNetState
+    recurrence = "(I − β_t k kᵀ) S + β_t k vᵀ"
+    survives = "a Householder-like erase"
 
     def __init__(
         self,

@@ -49,6 +49,8 @@ class GatedDeltaNet(Mixer):
     """
 
     state_class = GatedDeltaNetState
+    recurrence = "α_t (I − β_t k kᵀ) S + β_t k vᵀ"
+    survives = "a scalar gate and a Householder-like erase"
 
     def __init__(
         self,

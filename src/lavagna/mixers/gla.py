@@ -45,6 +45,8 @@ class GLA(Mixer):
     """
 
     state_class = GLAState
+    recurrence = "Diag(α_t) S + k vᵀ"
+    survives = "one gate per key channel"
 
     def __init__(
         self,

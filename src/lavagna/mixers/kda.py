@@ -49,6 +49,8 @@ class KDA(Mixer):
     """
 
     state_class = KDAState
+    recurrence = "(I − β_t k kᵀ) Diag(α_t) S + β_t k vᵀ"
+    survives = "one gate per key channel, then a Householder-like erase"
 
     def __init__(
         self,

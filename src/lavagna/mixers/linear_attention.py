@@ -45,6 +45,8 @@ class LinearAttention(Mixer):
     """
 
     state_class = LinearAttentionState
+    recurrence = "S + k vᵀ"
+    survives = "I: nothing fades"
     published_mlp = "relu"
 
     def __init__(

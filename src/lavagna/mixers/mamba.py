@@ -53,6 +53,8 @@ class Mamba(Mixer):
     """
 
     state_class = MambaState
+    recurrence = "exp(Δ_t A) ∘ h + Δ_t B_t x_t"
+    survives = "a gate per channel and state, from the input"
     published_mlp = None
     inner_option = "inner"
 

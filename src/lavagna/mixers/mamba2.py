@@ -56,6 +56,8 @@ class Mamba2(Mixer):
     """
 
     state_class = Mamba2State
+    recurrence = "α_t S + k vᵀ, v = Δ_t x_t"
+    survives = "a scalar per head, from the input"
     published_mlp = None
     inner_option = "inner"
 

@@ -46,6 +46,8 @@ class RetNet(Mixer):
     """
 
     state_class = RetNetState
+    recurrence = "γ_h S + k vᵀ"
+    survives = "a constant scalar per head"
     published_mlp = "gelu"
 
     def __init__(

@@ -51,6 +51,8 @@ class RWKV6(Mixer):
     """
 
     state_class = RWKV6State
+    recurrence = "Diag(α_t) S + k vᵀ"
+    survives = "one gate per key channel"
     published_mlp = "channel_mix"
 
     def __init__(

@@ -42,6 +42,8 @@ class S4D(Mixer):
     """
 
     state_class = S4DState
+    recurrence = "Ā ∘ h + B̄ x_t, Ā = exp(ΔA), B̄ = (Ā − 1)/A · B"
+    survives = "a fixed gate per channel and state"
     published_mlp = None
 
     def __init__(self, width: int, *, state_size: int = 64, real: bool = False) -> None:
