@@ -58,7 +58,7 @@ class RWKV7(Mixer):
 
     state_class = RWKV7State
     recurrence = "(Diag(α_t) − (κ ∘ η) κᵀ) S + k vᵀ"
-    survives = "one gate per key channel and an erase of rank one"
+    survives = "one gate per key channel and a rank-one erase"
     published_mlp = "channel_mix"
 
     def __init__(
