@@ -18,7 +18,7 @@ TABLE = Table(
         Row("cpu", "recurrent", "lavagna.ops.diagonal.cpu:scan"),
         Row("torch", "recurrent", "lavagna.ops.diagonal.recurrent:scan"),
         Row("cpu", "chunk", "lavagna.ops.diagonal.cpu:scan"),
-        Row("torch", "chunk", "lavagna.ops.diagonal.chunk:scan"),
+        Row("torch", "chunk", "lavagna.ops.diagonal.chunk:scan", packs=True),
         Row("torch", "parallel", "lavagna.ops.diagonal.parallel:convolve"),
         Row("reference", "recurrent", "lavagna.ops.diagonal.reference:diagonal_ssm"),
     ),

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..packing import run_packed
 from .discrete import as_complex, as_real, discretize, powers, precise, readout
 
 __all__ = ["scan"]
 
 CHUNK = 64
+
+
+class _System(NamedTuple):
+    """What the parameters alone decide of a chunk of C tokens: made once for all chunks and all packed sequences.
+
+    Fields:
+        ends: [D, C, N or 2N], what x_c leaves at the end of its chunk: B̄ Ā^{C−1−c}.
+        reads: [D, N or 2N, C], what token c reads of the state before the chunk: C Ā^{c+1}.
+        within: [D, C, C], what a token reads of those before it in the chunk, and of itself.
+        power: [D, N, C+1], Ā^0 to Ā^C.
+    """
+
+    ends: Tensor
+    reads: Tensor
+    within: Tensor
+    power: Tensor
 
 
 def scan(
@@ -24,38 +44,70 @@ def scan(
     keep: bool,
     chunk_size: int | None,
     state: Tensor,
+    bounds: list[int] | None,
     real: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x [B, T, D], dt, D [D], A, B, C [D, N], state [B, D, N] -> y [B, T, D], state."""
-    batch, T, width = x.shape
-    if T == 0 or batch == 0:
+    """x [B, T, D], dt, D [D], A, B, C [D, N], state [B, D, N] or one per packed sequence -> y [B, T, D], state."""
+    longest = x.shape[1] if bounds is None else max((b - a for a, b in pairwise(bounds)), default=0)
+    if longest == 0 or x.shape[0] == 0:
         return x, state
-    size = min(chunk_size or CHUNK, T)
-    chunks = -(-T // size)
+    system = _system(dt, A, B, C, D, min(chunk_size or CHUNK, longest), x.dtype, state.dtype)
+    if bounds is None:
+        return _run(x, real, system, state, keep)
+    assert real is not None
+    return run_packed(
+        lambda group, rows: _run(group["x"], group["real"], system, rows, keep),
+        {"x": x, "real": real},
+        {"real": False},
+        state,
+        bounds,
+    )
 
+
+def _system(
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    size: int,
+    dtype: torch.dtype,
+    state_dtype: torch.dtype,
+) -> _System:
     decay, write = discretize(precise(dt), precise(A), precise(B))
-    power = powers(decay, size + 1)  # [D, N, C+1], Ā^0 to Ā^C
-    ends = write.unsqueeze(-1) * power[..., :size].flip(-1)  # what x_c leaves at the end of its chunk: B̄ Ā^{C−1−c}
-    reads = readout((precise(C).unsqueeze(-1) * power).mT)  # [D, C+1, N or 2N]: what is read of a state, C Ā^c
+    power = powers(decay, size + 1)
+    ends = write.unsqueeze(-1) * power[..., :size].flip(-1)
+    reads = readout((precise(C).unsqueeze(-1) * power).mT)  # [D, C+1, N or 2N]: C Ā^c
     lag = torch.einsum("dcn,dn->dc", reads[:, :size], as_real(write))  # what is read c tokens later of x: C Ā^c B̄
     if D is not None:
         lag = torch.cat([lag[:, :1] + precise(D)[:, None], lag[:, 1:]], 1)
-    ends, reads, lag = (m.to(x.dtype) for m in (as_real(ends.mT), reads[:, 1:].mT, lag))
+    return _System(
+        as_real(ends.mT).to(dtype), reads[:, 1:].mT.to(dtype), _toeplitz(lag.to(dtype)), power.to(state_dtype)
+    )
 
+
+def _run(x: Tensor, real: Tensor | None, system: _System, state: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    """x [B, T, D], state [B, D, N] -> y [B, T, D], state; `real` [B, T] says which tokens are some."""
+    batch, T, width = x.shape
+    if T == 0:
+        return x, state
+    ends, reads, within, power = system
+    size = within.shape[1]
+    chunks = -(-T // size)
     rows = F.pad(x, (0, 0, 0, chunks * size - T)).unflatten(1, (chunks, size)).permute(3, 0, 1, 2)
     rows = rows.reshape(width, batch * chunks, size)
     written = as_complex((rows @ ends).unflatten(1, (batch, chunks)), state)  # [D, B, chunks, N]
-    over_chunk = power[:, None, :, size].to(state.dtype)
+    over_chunk = power[:, None, :, size]
     h, begins = state.transpose(0, 1), []
     for part in written.unbind(2):
         begins.append(h)
         h = torch.addcmul(part, over_chunk, h)
     begin = torch.stack(begins, 2)
 
-    y = torch.baddbmm(rows @ _toeplitz(lag), as_real(begin).flatten(1, 2), reads)
+    y = torch.baddbmm(rows @ within, as_real(begin).flatten(1, 2), reads)
     y = y.unflatten(1, (batch, chunks)).permute(1, 2, 3, 0).flatten(1, 2)[:, :T]
     if keep and (real is not None or T % size):
-        h = _final(x, real, begin, ends, power.to(state.dtype), size)
+        h = _final(x, real, begin, ends, power, size)
     return y, h.transpose(0, 1)
 
 
