@@ -5,16 +5,19 @@ Most are in tests/support/conformance.py, since whole models keep them too.
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
-from lavagna.errors import ConfigError, InputError
+from lavagna.errors import ConfigError, InputError, ShapeError
 from lavagna.mixers.registry import build, mixer_class, option_types
 from lavagna.ops.tree import leaves, nbytes
 
 from ..support.conformance import *  # noqa: F403
 from ..support.conformance import binds, parametrize
-from ..support.contracts import ROWS, Subject, answer, inputs
+from ..support.contracts import ROWS, Subject, answer, inputs, random
 from ..support.subjects import ALL, MIXER_SUBJECTS
 from ..support.variants import WIDTH
 
@@ -60,6 +63,24 @@ def test_a_first_state_of_any_dtype_and_device(subject: Subject) -> None:
 def test_bytes_of_the_state_grow_with_the_rows(subject: Subject) -> None:
     for context in (0, 3, 1000):
         assert subject.module.state_bytes(context, 7) == 7 * subject.module.state_bytes(context)
+
+
+def test_an_input_of_another_dtype_or_device_is_refused(subject: Subject) -> None:
+    x = random(ROWS, 3, WIDTH)
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(ShapeError, match=rf"x must have the parameters' dtype torch.float64, got {dtype}$"):
+            subject(x.to(dtype))
+    with pytest.raises(ShapeError, match=r"x must be on cpu as the parameters, got meta$"):
+        subject(x.to("meta"))
+
+
+def test_decays_may_stay_wide_beside_projections_in_half_precision(subject: Subject) -> None:
+    module = copy.deepcopy(subject.module).bfloat16()
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if name in ("A_log", "dt_bias"):
+                setattr(part, name, nn.Parameter(parameter.float()))
+    assert module(random(ROWS, 3, WIDTH, dtype=torch.bfloat16))[0].dtype == torch.bfloat16
 
 
 @each_name

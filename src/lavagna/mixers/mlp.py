@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from .base import Mixer
+from .parts.options import at_least_one
 
 __all__ = ["GeluMLP", "ReluMLP", "SwiGLU"]
 
@@ -32,12 +33,6 @@ class _Stateless(Mixer):
         raise NotImplementedError
 
 
-def _hidden(width: int, hidden: int | None, default: int) -> int:
-    if hidden is not None and hidden < 1:
-        raise ConfigError(f"an MLP's hidden width must be at least 1, got {hidden}")
-    return default if hidden is None else hidden
-
-
 class ReluMLP(_Stateless):
     """y = W2 relu(W1 x + b1) + b2 (Vaswani et al. 2017, section 3.3).
 
@@ -49,16 +44,15 @@ class ReluMLP(_Stateless):
     Parameters: in_proj [hidden, D], out_proj [D, hidden].
     """
 
-    activation: ClassVar[Any] = staticmethod(F.relu)
-
     def __init__(self, width: int, *, hidden: int | None = None, bias: bool = True) -> None:
         super().__init__(width)
-        hidden = _hidden(width, hidden, 4 * width)
+        at_least_one("mlp", hidden=hidden)
+        hidden = 4 * width if hidden is None else hidden
         self.in_proj = nn.Linear(width, hidden, bias=bias)
         self.out_proj = nn.Linear(hidden, width, bias=bias)
 
     def transform(self, x: Tensor) -> Tensor:
-        return self.out_proj(self.activation(self.in_proj(x)))
+        return self.out_proj(F.relu(self.in_proj(x)))
 
 
 class GeluMLP(ReluMLP):
@@ -97,7 +91,8 @@ class SwiGLU(_Stateless):
 
     def __init__(self, width: int, *, hidden: int | None = None, bias: bool = False) -> None:
         super().__init__(width)
-        hidden = _hidden(width, hidden, -(-8 * width // 3 // 8) * 8)
+        at_least_one("mlp", hidden=hidden)
+        hidden = -(-8 * width // 3 // 8) * 8 if hidden is None else hidden
         self.gate_proj = nn.Linear(width, hidden, bias=bias)
         self.in_proj = nn.Linear(width, hidden, bias=bias)
         self.out_proj = nn.Linear(hidden, width, bias=bias)
