@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import ConfigError, InputError, ShapeError, StateError
 from ..files import atomic_folder
+from ..mixers.base import state_dtype
 from ..mixers.parts.positions import positions
 from ..ops.packing import Padding, check_cu_seqlens
 from ..ops.tree import named_leaves
@@ -202,7 +203,7 @@ class Backbone(nn.Module):
             if last >= len(self.positions):
                 raise InputError(f"learned positions end at {len(self.positions) - 1}, got position {last}")
             return x + self.positions[position], after
-        half = torch.arange(0, self.config.width, 2, device=x.device, dtype=torch.float32)
+        half = torch.arange(0, self.config.width, 2, device=x.device, dtype=state_dtype(x.dtype))
         angle = position[..., None] * torch.exp(half * (-math.log(10000.0) / self.config.width))
         table = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., : self.config.width]
         return x + table.to(x.dtype), after
