@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["FAINT", "INK", "colour", "draw", "heat", "line"]
 
 WIDTH, DPI = 8.0, 110
-ON_PAPER = {"figure.facecolor": "white", "axes.facecolor": "white", "image.cmap": "Blues"}
+ON_PAPER: dict[Any, Any] = {"figure.facecolor": "white", "axes.facecolor": "white", "image.cmap": "Blues"}
 
 
 def draw(drawing: Drawing, values: Values, path: Path) -> None:

@@ -42,11 +42,11 @@ class Work:
 
     Args:
         processes: how many beside this one; None for one a core, 0 to compute here.
-        report: told how many pieces are done (a share of one counts), and of how many.
+        report: told how many hundredths of pieces are done, and of how many.
     """
 
     def __init__(
-        self, processes: int | None = None, report: Callable[[float, int], None] = lambda done, total: None
+        self, processes: int | None = None, report: Callable[[int, int], None] = lambda done, total: None
     ) -> None:
         self.processes = usable_cpus() if processes is None else processes
         self.report = report
@@ -63,7 +63,7 @@ class Work:
             self._pool.close()
 
     def map(self, function: Callable[[T, Tick], R], items: Sequence[T]) -> list[R]:
-        """function(item, tick) of each item, in their order; the function is one of a module, so that others find it."""
+        """function(item, tick) of each item, in their order; other processes find the function by its module."""
         if not self.processes:
             return [function(item, self._here(i, len(items))) for i, item in enumerate(items)]
         if self._pool is None:
@@ -89,7 +89,7 @@ class Work:
         return [self._trained[training] for training in trainings]
 
     def _here(self, i: int, total: int) -> Tick:
-        return lambda share: self.report(i + share, total)
+        return lambda share: self.report(round(100 * (i + share)), 100 * total)
 
 
 class _Pool:
@@ -105,9 +105,9 @@ class _Pool:
             processes, mp_context=context, initializer=_begin, initargs=(self.shares, self.stop)
         )
 
-    def map(self, function: Callable[[T, Tick], R], items: Sequence[T], report: Callable[[float, int], None]) -> list[R]:
+    def map(self, function: Callable[[T, Tick], R], items: Sequence[T], report: Callable[[int, int], None]) -> list[R]:
         done = [0.0] * len(items)
-        report(0.0, len(items))
+        report(0, 100 * len(items))
         try:
             with _environment(self.threads):
                 futures: list[Future[R]] = [
@@ -123,7 +123,7 @@ class _Pool:
                 for i, future in enumerate(futures):
                     if future.done():
                         done[i] = 1.0
-                report(sum(done), len(items))
+                report(round(100 * sum(done)), 100 * len(items))
         except BaseException:
             self.stop.set()
             self.executor.shutdown(cancel_futures=True)

@@ -1,0 +1,117 @@
+"""The decoder's gradients against centred differences, coordinate by coordinate, at three step sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...scratch import Config, Decoder, check_gradients, cross_entropy, cross_entropy_backward
+from ...scratch.block import Norm
+from .drawing import FAINT, colour
+from .experiment import Drawing, Experiment, Table, Values
+from .work import Tick, Work
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "measure"]
+
+STEPS = ("1e-06", "1e-05", "1e-04")
+NORMS: tuple[Norm, ...] = ("pre", "post")
+VOCABULARY, ROWS, TOKENS = 21, 3, 12
+COORDINATES = 6  # of each tensor
+SMALLEST = 1e-6  # derivative that a relative error is taken of
+
+
+def measure(work: Work) -> Values:
+    pieces = [(norm, step) for norm in NORMS for step in STEPS]
+    checks = work.map(one_check, pieces)
+    values: Values = {norm: {} for norm in NORMS}
+    for (norm, step), check in zip(pieces, checks, strict=True):
+        values[norm][step] = check
+    for found in values.values():
+        found["worse"] = found[STEPS[-1]]["largest"] / found[STEPS[0]]["largest"]
+    return values
+
+
+def one_check(piece: tuple[Norm, str], tick: Tick) -> Values:
+    norm, epsilon = piece
+    rng = np.random.default_rng(0)
+    config = Config(VOCABULARY, d=16, heads=4, layers=2, d_ff=64, t_max=TOKENS + 1, norm=norm)
+    decoder = Decoder(config, rng)
+    tokens = rng.integers(0, VOCABULARY, (ROWS, TOKENS))
+    targets = rng.integers(0, VOCABULARY, (ROWS, TOKENS))
+    weights = np.zeros((ROWS, TOKENS))
+    weights[:, 6:] = 1.0
+    logits, run = decoder.forward(tokens)
+    gradients = decoder.backward(cross_entropy_backward(cross_entropy(logits, targets, weights)[1]), run)
+    checked = []
+    for coordinate in check_gradients(
+        lambda: cross_entropy(decoder.forward(tokens)[0], targets, weights)[0],
+        decoder.params,
+        gradients,
+        epsilon=float(epsilon),
+        count=COORDINATES,
+        above=SMALLEST,
+        pattern=lambda: decoder.forward(tokens)[1].relus,
+    ):
+        checked.append(coordinate)
+        tick(list(decoder.params).index(coordinate.name) / len(decoder.params))
+    smooth = [c.error for c in checked if not c.kink]
+    return {
+        "coordinates": [[f"{c.name}[{c.at}]", c.error, c.kink] for c in checked],
+        "checked": len(checked),
+        "kinks": len(checked) - len(smooth),
+        "largest": max(c.error for c in checked),
+        "largest_without_kink": max(smooth),
+    }
+
+
+def tables(values: Values) -> dict[str, Table]:
+    rows = [
+        (
+            f"{norm}-norm",
+            step,
+            f"{at['largest']:.1e}",
+            f"{at['largest_without_kink']:.1e}",
+            f"{at['kinks']} of {at['checked']}",
+        )
+        for norm in NORMS
+        for step, at in ((step, values[norm][step]) for step in STEPS)
+    ]
+    titles = ("block", "ε", "largest error", "without kinks", "coordinates that cross a kink")
+    worst = [
+        (f"{norm}-norm", name, f"{error:.1e}", "yes" if kink else "no")
+        for norm in NORMS
+        for name, error, kink in sorted(values[norm][STEPS[-1]]["coordinates"], key=lambda c: -c[1])[:5]
+    ]
+    return {
+        "errors": Table(titles, rows),
+        "worst": Table(("block", "coordinate", "error at ε = 1e-4", "crosses a kink"), worst),
+    }
+
+
+def _draw(values: Values, axes: list[Axes]) -> None:
+    for panel, step in zip(axes, STEPS, strict=True):
+        coordinates = values["pre"][step]["coordinates"]
+        for i, (kink, label) in enumerate(((False, "smooth"), (True, "crosses a kink"))):
+            at = [place for place, c in enumerate(coordinates) if c[2] is kink]
+            panel.plot(
+                at,
+                [max(coordinates[place][1], 1e-12) for place in at],
+                "os"[i],
+                color=colour(i),
+                markersize=3.5,
+                label=label,
+            )
+        panel.axhline(1e-3, color=FAINT, linewidth=1)
+        panel.set_yscale("log")
+        panel.set_ylim(1e-12, 1)
+        panel.set(title=f"ε = {float(step):.0e}", xlabel="coordinate")
+    axes[0].set_ylabel("relative error")
+    axes[0].legend(loc="lower right")
+
+
+WORDS = "Relative error of every coordinate at three step sizes, pre-norm: kinks spoil more of them the larger the step"
+EXPERIMENT = Experiment(measure, tables, {"errors": Drawing(WORDS, _draw, panels=(1, 1, 1))})
