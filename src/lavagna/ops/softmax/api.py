@@ -107,8 +107,9 @@ def attention(
     padding = None
     if token_mask is not None and not bool(token_mask.all()):
         padding = Padding.of(token_mask)
-        before = F.pad(token_mask.flatten().cumsum(0), (1, 0)).tolist()
-        bounds = [before[b] for b in (bounds or range(0, (B + 1) * T, T))]
+        before = F.pad(token_mask.flatten().cumsum(0), (1, 0))  # real tokens before each place
+        edges = range(0, (B + 1) * T, T) if bounds is None else bounds
+        bounds = before[torch.tensor(edges, device=before.device)].tolist()
         timed = {name: padding.pack(x) for name, x in timed.items()}
     if bounds is not None:
         timed["real"] = timed["q"].new_ones(timed["q"].shape[:2], dtype=torch.bool)
