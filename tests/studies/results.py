@@ -59,6 +59,7 @@ def candidate(
         "runs": [bits],
         "by_position": [{"from": low, "to": high, **interval(value)} for low, high, value in places],
         "curve": {"tokens": [1000 * i for i in range(1, 31)], "bits": [bits + 3 / i for i in range(1, 31)]},
+        "flops": {"training": 1_000_000, "generation": 300_000},
         "memory": [{"context": 256, "bytes": state[0]}, {"context": 4096, "bytes": state[1]}],
         "speed": {
             "training": speed(training),

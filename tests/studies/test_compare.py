@@ -119,6 +119,9 @@ def test_models_learnt_and_their_figures_hang_together(whole: tuple[Path, dict[s
         assert positions[0]["from"] == 0
         assert positions[-1]["to"] == 4 * 32
         assert candidate["memory"][0]["context"] == 16
+        # Forward and backward: about 6 for each parameter, embeddings being looked up.
+        assert 2 < candidate["flops"]["training"] / candidate["parameters"] < 8
+        assert candidate["flops"]["generation"] < candidate["flops"]["training"]
     attention, delta, _ = results["candidates"]
     assert attention["memory"][1]["bytes"] > attention["memory"][0]["bytes"]
     assert delta["memory"][1]["bytes"] == delta["memory"][0]["bytes"]

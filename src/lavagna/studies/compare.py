@@ -32,7 +32,16 @@ from .candidates import parse_candidates
 from .config import CompareConfig
 from .differences import difference, seed_spread
 from .machine import processor
-from .measures import MEASURED, SCORED, Quality, measure_baselines, measure_speeds, score_run, write_samples
+from .measures import (
+    MEASURED,
+    SCORED,
+    Quality,
+    count_flops,
+    measure_baselines,
+    measure_speeds,
+    score_run,
+    write_samples,
+)
 from .runs import Interrupted, choose_rate, train_run
 from .speed import spread
 from .stages import Watcher, write_json
@@ -141,6 +150,7 @@ def _results(study: Study) -> dict[str, Any]:
             scores[i].append(score_run(study, i, seed))
     bigram, gzip = measure_baselines(study)
     training, generation = measure_speeds(study)
+    flops = count_flops(study)
     samples = write_samples(study)
 
     trained = [[run.trained for run in runs] for runs in scores]
@@ -162,6 +172,7 @@ def _results(study: Study) -> dict[str, Any]:
                 for low, high, interval in by_position([run.beyond for run in scores[i]])
             ],
             "curve": _mean_curve(curves[i]),
+            "flops": flops[i],
             "memory": [{"context": at["context"], "bytes": at["state_bytes"]} for at in generation[i]],
             "speed": {
                 "training": spread(training[i]),

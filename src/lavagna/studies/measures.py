@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..cost import plan
 from ..data import Corpus, PackedBatches
 from ..evaluation import Scores, score
 from ..generation import Sampling, read_text, stream_text
@@ -23,6 +24,7 @@ __all__ = [
     "SCORED",
     "Baselines",
     "Quality",
+    "count_flops",
     "measure_baselines",
     "measure_speeds",
     "score_run",
@@ -134,6 +136,27 @@ def measure_speeds(study: Study) -> tuple[list[list[float]], list[list[dict[str,
     trained = study.stages.once("measuring training", work, training, outcome)
     generated = study.stages.once("measuring generation", work, generation, outcome)
     return [trained[name] for name in names], [generated[name] for name in names]
+
+
+def count_flops(study: Study) -> list[dict[str, int | None]]:
+    """FLOPs of matrix products a token: of training, and of generation behind the longest reading."""
+    context, longest = study.config.context, study.config.read_lengths[-1]
+
+    def count(tick: Tick) -> list[dict[str, int | None]]:
+        found: list[dict[str, int | None]] = []
+        for i, sized in enumerate(study.sizes):
+            at = plan(sized.config, [context, longest]).at
+            generation = at[longest].generation
+            found.append(
+                {
+                    "training": sum(at[context].training.values()) // context,
+                    "generation": None if generation is None else sum(generation.values()),
+                }
+            )
+            tick((i + 1) / len(study.sizes), "")
+        return found
+
+    return study.stages.once("counting FLOPs", 0, count, lambda found: "matrix products alone")
 
 
 def write_samples(study: Study) -> list[dict[str, str]]:
