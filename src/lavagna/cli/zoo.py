@@ -13,13 +13,14 @@ from ..errors import InputError
 from .common import open_model
 
 if TYPE_CHECKING:
+    from ..data import Tokenizer
     from ..studies.zoo import View
 
 __all__ = ["TEXT", "zoo"]
 
 TEXT = "lavagna"
-WIDE = 120  # columns, where there is no terminal that has as many
 FIGURE = "zoo.png"
+WIDE = 128  # columns that the table needs
 
 
 def zoo(
@@ -46,7 +47,8 @@ def zoo(
     from ..studies.zoo import MOST, WIDTH, draw, view
 
     if model is None:
-        opened, tokenizer = None, ByteTokenizer()
+        opened = None
+        tokenizer: Tokenizer = ByteTokenizer()
         source = f"freshly seeded models of width {WIDTH}, untrained"
     else:
         _, opened, tokenizer = open_model(model, torch.device("cpu"))
@@ -78,18 +80,21 @@ def _print(views: Sequence[View], tokens: Sequence[str], source: str) -> None:
 
     from ..studies.zoo import lines
 
-    width = max(shutil.get_terminal_size((WIDE, 24)).columns, WIDE)
-    console = Console(highlight=False, markup=False, width=width)
+    terminal = shutil.get_terminal_size().columns
+    console = Console(highlight=False, markup=False, width=max(terminal, WIDE))
     table = Table("mixer", "S_t =", "survives through", box=None, padding=(0, 2, 0, 0))
     for line in lines():
         table.add_row(line.mixer, line.recurrence, line.survives)
     console.print(table)
     console.print(
-        f"\nWhat carries S_(t−1) to S_t at {tokens[-1]!r}, the last token of {' '.join(tokens)!r}: head (or channel) 1, "
-        f"{source}.\nThe darker the nearer to 1, - below 0, blank 0; at most the first 8 rows and columns. "
-        "Beneath, the eigenvalues. Attention carries nothing: the keys that it keeps.\n"
+        f"\nWhat carries S_(t−1) to S_t at {tokens[-1]!r}, the last token of {' '.join(tokens)!r}.\n"
+        f"Head (or channel) 1; {source}.\n"
+        "Darker is nearer to 1, - below 0, blank 0; at most the first 8 rows and columns. Beneath, the eigenvalues\n"
+        "(of complex ones, as S4D has, the real part is drawn and the sizes told). Attention carries nothing on:\n"
+        "the keys that it keeps, the largest 1.\n",
+        soft_wrap=True,  # a path may be long
     )
-    console.print(Columns([_panel(view) for view in views], padding=(1, 3)))
+    console.print(Columns([_panel(view) for view in views], padding=(1, 3)), width=terminal)
 
 
 def _panel(view: View) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,11 +25,13 @@ SHADES = (" ", "░", "▒", "▓", "█")  # of 0, then up to a quarter, ... up
 NEGATIVE = "-"
 NOTHING = 0.02  # a number below is drawn as 0
 SIDE = 8  # rows and columns that characters show
-DPI = 110
+LONGEST = 10  # characters of a token above its matrix
+DPI = 100
+ON_PAPER: dict[Any, Any] = {"figure.facecolor": "white", "axes.facecolor": "white", "axes.grid": False}
 
 
 def told(view: View, t: int) -> str:
-    """How far the transition of token t keeps and turns: its eigenvalues, or the number of cached tokens."""
+    """What token t's transition does at least and at most: its eigenvalues (sizes, if complex); or the tokens kept."""
     if view.cache:
         kept = view.cache[t].shape[1]
         return f"{kept} kept"
@@ -37,12 +39,12 @@ def told(view: View, t: int) -> str:
     turned = values.imag.abs().max() > 1e-6
     sizes = values.abs() if turned else values.real
     low, high = float(sizes.min()), float(sizes.max())
-    return f"{low:.2f}" if high - low < 0.005 else f"{low:.2f} … {high:.2f}"
+    return f"{low:.3f}" if high - low < 0.0005 else f"{low:.3f} … {high:.3f}"
 
 
 def shade(matrix: Tensor) -> list[str]:
-    """A matrix as lines of characters, two a number, of at most SIDE rows and columns."""
-    return ["".join(2 * _character(float(x)) for x in row[:SIDE]) for row in matrix[:SIDE]]
+    """A matrix (its real part) as lines of characters, two a number, of at most SIDE rows and columns."""
+    return ["".join(2 * _character(float(x)) for x in row[:SIDE]) for row in matrix.real[:SIDE]]
 
 
 def _character(x: float) -> str:
@@ -65,24 +67,21 @@ def draw(views: Sequence[View], tokens: Sequence[str], source: str, path: Path) 
     from matplotlib.figure import Figure
 
     colours = LinearSegmentedColormap.from_list("zoo", [COLOURS[1], "white", COLOURS[0]])
-    columns = min(2, len(views))
-    rows = -(-len(views) // columns)
-    width, height = 5.6 * columns, 0.75 + 1.32 * rows
-    paper = {"figure.facecolor": "white", "axes.facecolor": "white", "axes.grid": False, "font.size": 8}
-    with matplotlib.rc_context({**STYLE, **paper}):
+    width, height = 11.2, 0.9 + 1.32 * -(-len(views) // 2)
+    with matplotlib.rc_context({**STYLE, **ON_PAPER}):
         figure = Figure(figsize=(width, height), dpi=DPI)
-        figure.text(0.1 / width, 1 - 0.08 / height, _title(source), va="top", fontsize=9, linespacing=1.5)
+        figure.text(0.1 / width, 1 - 0.08 / height, _title(source), va="top", fontsize=9, linespacing=1.4)
         tile, gap = 5.3 / max(len(tokens), 5), 0.08
         side = min(tile - gap, 0.78)
         for i, view in enumerate(views):
-            left = 0.12 + 5.6 * (i % columns)
-            top = height - 0.72 - 1.32 * (i // columns)
+            left = 0.12 + 5.6 * (i % 2)
+            top = height - 0.87 - 1.32 * (i // 2)
             _heading(figure, view, left / width, top / height)
             for t, matrix in enumerate(view.drawn):
                 at = ((left + t * tile) / width, (top - 0.36 - side) / height, side / width, side / height)
                 axes = figure.add_axes(at)
                 _tile(axes, _padded(view, matrix), colours)
-                axes.set_title(tokens[t], fontsize=8, color=FAINT, pad=2, loc="center")
+                axes.set_title(_short(tokens[t]), fontsize=8, color=FAINT, pad=2, loc="center", parse_math=False)
                 axes.set_xlabel(told(view, t), fontsize=5.5, color=INK, labelpad=2)
         with atomic_file(path) as temporary:
             figure.savefig(temporary, format="png", metadata={"Software": None}, pil_kwargs={"optimize": True})
@@ -91,9 +90,13 @@ def draw(views: Sequence[View], tokens: Sequence[str], source: str, path: Path) 
 def _title(source: str) -> str:
     return (
         "What carries the memory $S_{t-1}$ to $S_t$ at each token: blue 1, white 0, orange −1; beneath, the "
-        "eigenvalues, from the least to the largest.\n"
-        f"Head (or channel) 1, {source}."
+        "eigenvalues\n(of complex ones, as S4D has, the real part and the sizes). Attention carries nothing on: the "
+        f"keys that it keeps.\nHead (or channel) 1; {source.replace('$', chr(92) + '$')}."
     )
+
+
+def _short(token: str) -> str:
+    return token if len(token) <= LONGEST else f"{token[: LONGEST - 1]}…"
 
 
 def _heading(figure: Figure, view: View, x: float, y: float) -> None:
@@ -103,7 +106,7 @@ def _heading(figure: Figure, view: View, x: float, y: float) -> None:
 
 
 def _tile(axes: Axes, matrix: Tensor, colours: Colormap) -> None:
-    axes.imshow(matrix.numpy(), cmap=colours, vmin=-1, vmax=1, interpolation="nearest", aspect="auto")
+    axes.imshow(matrix.real.numpy(), cmap=colours, vmin=-1, vmax=1, interpolation="nearest", aspect="auto")
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set(visible=True, linewidth=0.5)

@@ -32,7 +32,7 @@ def record() -> Iterator[list[Recorded]]:
         calls.append(Recorded(table, call))
         return run(table, call, **arguments)
 
-    Table.run = noted  # type: ignore[method-assign]
+    Table.run = noted  # type: ignore[method-assign, assignment]
     try:
         yield calls
     finally:

@@ -26,8 +26,9 @@ class View(NamedTuple):
 
     Fields:
         mixer: its name.
-        matrices: the transition of each token, head or channel 1, [K, K] (real part).
-        cache: or, where nothing is carried on, the keys of head 1 kept after each token, [K, tokens kept], divided by the largest.
+        matrices: the transition of each token, head or channel 1, [K, K]; complex where the state is.
+        cache: or, where nothing is carried on, the keys of head 1 kept after each token, [K, tokens kept],
+            divided by the largest.
     """
 
     mixer: str
@@ -93,7 +94,7 @@ def _memory_call(model: LanguageModel, place: int, tokens: Tensor) -> Recorded:
 
 def _view(name: str, recorded: Recorded) -> View:
     if recorded.table.op != "attention":
-        return View(name, list(transitions(recorded)[:, 0].real), [])
+        return View(name, list(transitions(recorded)[:, 0]), [])
     if not recorded.call.options["causal"]:
         raise InputError("zoo: expected attention that is causal and so keeps a cache, got one with causal=False")
     table, call = recorded
