@@ -28,6 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "Train a model on your data."),
     "generate": ("generate:generate", "Continue a prompt with a trained model."),
     "evaluate": ("evaluate:evaluate", "Measure a model on held-out data, in bits per byte."),
+    "audit": ("audit:audit", "Look for the silent bugs of any sequence model."),
+    "lab": ("lab:lab", "Reproduce experiments on attention and on what replaces it, from scratch."),
     "zoo": ("zoo:zoo", "Print and draw how each mixer's memory survives a token."),
     "info": ("info:info", "Tell what is installed here and which implementation each operator can use."),
 }
@@ -38,8 +40,8 @@ ERROR_STATUS = 2
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process.
 
-    Exit status: 0 when all went well, 2 for every error that Lavagna raises on purpose and for wrong
-    arguments, 130 when interrupted from the keyboard.
+    Exit status: 0 when all went well, 2 for every error that Lavagna raises on purpose, for files that cannot be
+    used and for wrong arguments, 130 when interrupted from the keyboard.
 
     Args:
         arguments: what follows the program's name; None reads them from the process.
@@ -49,6 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _build(called=arguments[0] if arguments else "")(arguments, prog_name="lavagna")
     except LavagnaError as error:
         typer.echo(f"lavagna: {error}", err=True)
+        sys.exit(ERROR_STATUS)
+    except OSError as error:  # a full disk, a folder that is a file, no permission
+        if error.filename is None:
+            raise
+        typer.echo(f"lavagna: cannot use {str(error.filename)!r}: {error.strerror}", err=True)
         sys.exit(ERROR_STATUS)
 
 

@@ -1,0 +1,174 @@
+"""The audit as a caller sees it: the model untouched, crashes as findings, allowed failures, clear refusals."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lavagna.audit import TRAPS, Status, assert_sound, audit
+from lavagna.errors import InputError
+
+from .twins import Decoder, MaskIgnored, NoMask, NoPositions, Recurrence
+
+
+def test_the_model_is_left_as_it_is() -> None:
+    model = Recurrence().train()
+    model.out.bias.requires_grad_(False)
+    model.out.weight.grad = torch.ones_like(model.out.weight)
+    before = copy.deepcopy(model)
+    generator = torch.get_rng_state()
+    audit(model, max_tokens=20)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), generator)
+    for (name, now), then in zip(model.named_parameters(), before.parameters(), strict=True):
+        assert torch.equal(now, then), name
+        assert now.requires_grad == then.requires_grad, name
+        assert now.dtype == torch.float32
+        assert (now.grad is None) == (name != "out.weight"), name
+    assert torch.equal(model.out.weight.grad, torch.ones_like(model.out.weight))
+
+
+def test_two_audits_say_the_same() -> None:
+    model = MaskIgnored()
+    assert audit(model, max_tokens=20).to_dict() == audit(model, max_tokens=20).to_dict()
+
+
+def test_frozen_parameters_are_not_untrained() -> None:
+    model = Recurrence()
+    model.gate.weight.requires_grad_(False)
+    finding = audit(model, max_tokens=20)["untrained"]
+    assert finding.status is Status.PASS
+    assert finding.reason == "1 parameters are frozen"
+
+
+def test_one_finding_for_each_trap_in_order() -> None:
+    report = audit(Decoder(), max_tokens=20)
+    assert [finding.trap for finding in report.findings] == [trap.name for trap in TRAPS]
+    assert report["packed"].status is Status.NOT_APPLICABLE
+    assert "cu_seqlens" in report["packed"].reason
+
+
+def test_progress_counts_the_traps() -> None:
+    seen: list[tuple[int, int, str]] = []
+    audit(Decoder(), max_tokens=8, on_progress=lambda *what: seen.append(what))
+    total = len(TRAPS)
+    assert [done for done, _, _ in seen] == list(range(total + 1))
+    assert {n for _, n, _ in seen} == {total}
+    assert [title for _, _, title in seen] == [*(trap.title for trap in TRAPS), ""]
+
+
+def test_an_allowed_failure_is_no_failure() -> None:
+    report = audit(NoPositions(), max_tokens=20, allow=["no-position"])
+    assert report.passed
+    assert report["no-position"].status is Status.ACCEPTED
+
+
+def test_an_allowed_failure_explains_others() -> None:
+    report = audit(NoMask(), max_tokens=20, allow=["future-leak"])
+    assert not report.passed
+    assert all("future-leak" in finding.because_of for finding in report.failures)
+
+
+def test_assert_sound_says_what_is_wrong() -> None:
+    assert_sound(Decoder(), max_tokens=20)
+    with pytest.raises(AssertionError) as failed:
+        assert_sound(MaskIgnored(), max_tokens=20)
+    message = str(failed.value)
+    assert "padding attended (padding)" in message
+    assert "smallest example: 1 row of 2 tokens" in message
+    assert "remedy: hide padded keys" in message
+
+
+class Raises(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise ZeroDivisionError("of no use")
+
+
+class Squeezes(Recurrence):
+    """A row of one is lost."""
+
+    def forward(self, x: Tensor, *arguments: Any, **given: Any) -> Any:
+        y, state = super().forward(x, *arguments, **given)
+        return y.squeeze(0), state
+
+
+class FailsBackward(nn.Module):
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            raise RuntimeError("not written yet")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.Function.apply(self.linear(x))
+
+
+def test_a_model_that_always_raises_is_one_finding() -> None:
+    report = audit(Raises(), width=3)
+    assert [finding.trap for finding in report.failures] == ["crash"]
+    assert report["crash"].reason == "the model raised ZeroDivisionError: of no use"
+    assert {f.status for f in report.findings if f.trap != "crash"} == {Status.NOT_APPLICABLE}
+    assert report["gradients"].reason == "the model cannot be run"
+
+
+def test_an_output_of_another_shape_is_a_finding() -> None:
+    report = audit(Squeezes(), width=16, max_tokens=20)
+    assert report.failures[0].trap == "crash"
+    assert report.failures[0].reason == "the model returned an output of [1, 16] for [1, 1] tokens"
+
+
+def test_a_backward_pass_that_raises_is_a_finding() -> None:
+    report = audit(FailsBackward(), width=4, max_tokens=20)
+    failed = {finding.trap for finding in report.failures}
+    assert "gradients" in failed
+    assert report["gradients"].reason == "the model raised in backward RuntimeError: not written yet"
+
+
+def test_a_function() -> None:
+    def running_mean(x: Tensor) -> Tensor:
+        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+
+    report = audit(running_mean, width=4)
+    assert report.passed, str(report)
+    assert report.model == "running_mean"
+    assert report["untrained"].status is Status.NOT_APPLICABLE
+
+    def mean(x: Tensor) -> Tensor:
+        return x.mean(1, keepdim=True).expand_as(x)
+
+    assert audit(mean, width=4).failures[0].trap == "future-leak"
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        ("text", {}, "expected a torch module or a function, got a str"),
+        (Decoder(), {"allow": ["no-positions"]}, "did you mean 'no-position'"),
+        (Decoder(), {"width": 0}, "width must be at least 1, got 0"),
+        (Decoder(), {"width": 3, "vocabulary": 3}, "not both"),
+        (nn.LSTM(4, 4), {}, "batch_first=False"),
+        (lambda x: x, {}, "expected vocabulary= or width="),
+        (nn.Linear(3, 5).weight, {}, "expected a torch module or a function"),
+        (lambda x, y: x, {"width": 3}, "it needs y"),
+        (nn.Bilinear(3, 3, 3), {}, "it needs input2"),
+    ],
+)
+def test_what_is_no_sequence_model_is_refused(model: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        audit(model, **arguments)
+    assert message in str(refused.value)
