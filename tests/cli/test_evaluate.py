@@ -36,21 +36,26 @@ def test_a_run_is_measured_on_what_it_held_out(lavagna: Command, trained: Path) 
 
 
 def test_other_data_and_other_parts(lavagna: Command, trained: Path, texts: Path) -> None:
-    everything = result(lavagna, trained, texts)
-    assert everything["documents"] == 12
-    assert result(lavagna, trained, "--split", "all") == everything
-    held_out = result(lavagna, trained, texts, "--split", "validation")
+    """A run's own data, given by name, hold what it was trained on: only the held-out part is scored then."""
+    held_out = result(lavagna, trained)
+    assert (held_out["split"], result(lavagna, trained, texts)) == ("validation", held_out)
+    everything = result(lavagna, trained, texts, "--split", "all")
+    assert (everything["split"], everything["documents"]) == ("all", 12)
     assert held_out["documents"] < 12
-    sample = result(lavagna, trained, texts, "--max-tokens", 60)
+    assert result(lavagna, trained, "--split", "all") == everything
+    first = result(lavagna, trained, sorted(texts.rglob("*.*"))[0])
+    assert (first["split"], first["documents"]) == ("all", 1)
+    sample = result(lavagna, trained, texts, "--split", "all", "--max-tokens", 60)
     assert sample["bytes"] < everything["bytes"]
 
 
 def test_documents_read_through_with_one_state(lavagna: Command, trained: Path, texts: Path) -> None:
-    through = result(lavagna, trained, texts, "--context", 0)
+    everything = (texts, "--split", "all")
+    through = result(lavagna, trained, *everything, "--context", 0)
     assert through["context"] == 0
     assert through["by_position"][-1]["end"] == 128
-    assert result(lavagna, trained, texts, "--context", 16)["by_position"][-1]["end"] == 16
-    assert result(lavagna, trained, texts, "--context", 0, "--batch-size", 3)["bits_per_byte"][
+    assert result(lavagna, trained, *everything, "--context", 16)["by_position"][-1]["end"] == 16
+    assert result(lavagna, trained, *everything, "--context", 0, "--batch-size", 3)["bits_per_byte"][
         "value"
     ] == pytest.approx(through["bits_per_byte"]["value"], rel=1e-5)
 
@@ -73,22 +78,23 @@ def test_columns(lavagna: Command, trained: Path, tmp_path: Path) -> None:
 
 
 def test_a_table_for_people(lavagna: Command, trained: Path, texts: Path, tmp_path: Path) -> None:
-    found = result(lavagna, trained, texts)
-    printed = lavagna("evaluate", trained, texts)
+    found = result(lavagna, trained, "--split", "all")
+    printed = lavagna("evaluate", trained, "--split", "all")
     lines = printed.out.splitlines()
     total = found["bits_per_byte"]
     ends = f"{total['low']:.4f} to {total['high']:.4f}"
     assert lines[0] == f"{total['value']:.4f} bits per byte (95 % interval: {ends})"
     assert found["parts"] > found["documents"] == 12
     assert lines[1] == (
-        f"12 documents in {found['parts']} parts, {found['bytes']:,} bytes, read in windows of 24 tokens"
+        f"12 documents in {found['parts']} parts, {found['bytes']:,} bytes (all of the data), "
+        "read in windows of 24 tokens"
     )
     assert lines[3].split() == ["position", "bits", "per", "byte", "95", "%", "interval"]
     assert [line.split()[0] for line in lines[4:]] == ["0–7", "8–15", "16–31"]
     (tmp_path / "one").write_text("one document alone")
     alone = lavagna("evaluate", trained, tmp_path / "one", "--context", 0).out
     assert "bits per byte (95 % interval: unknown, of one document)" in alone
-    assert "1 document, 18 bytes, read through" in alone
+    assert "1 document, 18 bytes (all of the data), read through" in alone
     unknown = result(lavagna, trained, tmp_path / "one", "--context", 0)["bits_per_byte"]
     assert (unknown["low"], unknown["high"]) == (None, None)
 
@@ -112,6 +118,7 @@ def test_nothing_is_left_behind(
         (["RUN", "--context", "-1"], "--context must be at least 0, got -1"),
         (["RUN", "--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
         (["RUN", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        (["broken"], "expected how the model was trained in 'broken/training.json', got something else"),
         (["RUN", "data.jsonl"], "expected a column 'text', but there are only: body"),
     ],
 )
@@ -125,6 +132,8 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").write_text("")
+    shutil.copytree(trained / "model", tmp_path / "broken")
+    (tmp_path / "broken" / "training.json").write_text("{")
     (tmp_path / "data.jsonl").write_text('{"body": "x"}\n')
     printed = lavagna("evaluate", *[str(trained) if a == "RUN" else a for a in arguments])
     assert printed.status == 2

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from lavagna.data import load_tokenizer
+from lavagna.data import load_tokenizer, prepare
 from lavagna.errors import ConfigError, DataError, NonFiniteError
 from lavagna.models import LanguageModel, LanguageModelConfig
 from lavagna.studies import compare as module
@@ -23,6 +23,7 @@ from lavagna.studies.config import DEMO, CompareConfig
 from lavagna.studies.runs import choose_rate, train_run
 from lavagna.studies.stages import Watcher
 from lavagna.studies.study import Study
+from lavagna.training import trained_on, trained_with
 
 CANDIDATES = "attention,gated_deltanet,attention"
 
@@ -90,6 +91,17 @@ def test_the_folder_holds_what_was_promised(whole: tuple[Path, dict[str, Any]]) 
         model = LanguageModel.load(out / candidate["folder"])
         assert sum(p.numel() for p in model.parameters()) == candidate["parameters"]
         assert load_tokenizer(out / candidate["folder"]).vocab_size == model.config.vocab_size
+
+
+def test_evaluate_finds_what_was_held_out(text: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """What is written beside a model divides the text as the comparison did, which may hold out less than asked."""
+    out, results = whole
+    folder = out / results["candidates"][0]["folder"]
+    trained = trained_with(folder)
+    assert trained is not None
+    corpus = prepare([str(text)], load_tokenizer(folder), tmp_path / "data")
+    assert corpus.fingerprint == trained_on(folder)
+    assert corpus.split(trained.validation_fraction)[1].n_bytes == results["data"]["held_out"]["bytes"]
 
 
 def test_sizes_agree_and_learning_rates_were_tried(whole: tuple[Path, dict[str, Any]]) -> None:

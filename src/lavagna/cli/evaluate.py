@@ -43,7 +43,8 @@ def evaluate(
     split: Annotated[
         Split | None,
         typer.Option(
-            help="The part held out by a training run on these data, or all (default: validation, all for other DATA).",
+            help="The part held out by a training run on these data, or all (default: validation, but all of DATA "
+            "that the model was not trained on).",
             show_default=False,
         ),
     ] = None,
@@ -76,7 +77,7 @@ def evaluate(
     import numpy as np
 
     from ..evaluation import bits_per_byte, by_position, score, windows_per_part
-    from ..training import TrainingConfig, find_run, trained_with
+    from ..training import TrainingConfig, find_run, trained_on, trained_with
 
     at_least(0, context=context)
     at_least(1, max_tokens=max_tokens, batch_size=batch_size)
@@ -85,8 +86,10 @@ def evaluate(
     training = trained_with(opened.folder)
     if context is None:
         context = 0 if training is None or training.carry_state else training.context
-    split = split or (Split.ALL if data else Split.VALIDATION)
     with _corpus(opened, data, column, None if data else find_run(model)) as corpus:
+        if split is None:
+            # A model's own data, given by name, hold what it was trained on.
+            split = Split.ALL if data and corpus.fingerprint != trained_on(opened.folder) else Split.VALIDATION
         if split is Split.VALIDATION:
             corpus = corpus.split((training or TrainingConfig()).validation_fraction)[1]
         with progress("evaluating") as show:
@@ -101,6 +104,7 @@ def evaluate(
             )
     result = {
         "model": str(opened.folder),
+        "split": split.value,
         "documents": len(np.unique(scores.documents)),
         "parts": len(scores.documents),
         "bytes": int(scores.bytes.sum()),
@@ -147,7 +151,8 @@ def _print(result: dict[str, Any]) -> None:
     if result["parts"] > result["documents"]:
         documents += f" in {result['parts']} parts"
     typer.echo(f"{total['value']:.4f} bits per byte (95 % interval: {_ends(total, 4)})")
-    typer.echo(f"{documents}, {result['bytes']:,} bytes, {how}\n")
+    which = "held out" if result["split"] == Split.VALIDATION else "all of the data"
+    typer.echo(f"{documents}, {result['bytes']:,} bytes ({which}), {how}\n")
     table = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("position", "bits per byte", "95 % interval"):
         table.add_column(title, justify="right")

@@ -115,6 +115,8 @@ def _run(study: Study, i: int, seed: int, steps: int, rate: float, run: Path, ti
     """
     model = LanguageModel(study.sizes[i].config, seed=seed * len(study.candidates) + i)
     config = study.config.run_config(steps=steps, learning_rate=rate, seed=seed)
+    # So that `lavagna evaluate` finds the text that this study held out.
+    config = config.model_copy(update={"validation_fraction": study.held_out_share})
 
     def observe(line: Mapping[str, Any]) -> None:
         if "loss" in line:

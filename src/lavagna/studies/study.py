@@ -43,6 +43,7 @@ class Study:
 
     Attributes:
         data: the three parts of the text.
+        held_out_share: of the data, as ``Corpus.split`` takes it.
         candidates, sizes: what is compared, and the configuration of each.
         part: windows of a part, where there are too few held-out documents to draw from; else None.
     """
@@ -83,7 +84,8 @@ class Study:
     def _split(self, corpus: Corpus) -> Parts:
         config = self.config
         enough = ENOUGH * config.evaluate_tokens / corpus.n_tokens
-        rest, held_out = corpus.split(min(config.held_out, enough))
+        self.held_out_share = min(config.held_out, enough)
+        rest, held_out = corpus.split(self.held_out_share)
         training, tune = rest.split(min(config.tune / (1 - config.held_out), enough))
         PackedBatches(training, config.context, config.batch_size)  # refuses text shorter than one window
         return Parts(training, tune, held_out)

@@ -9,7 +9,7 @@ from .loop import Finished, check_free, make_batches, train
 from .metrics import read_metrics
 from .optimizer import learning_rate, make_optimizer, parameter_groups
 from .parallel import World, join_world
-from .run import DATA, MODEL, SETTINGS, find_model, find_run, trained_with
+from .run import DATA, MODEL, SETTINGS, find_model, find_run, trained_on, trained_with
 from .settings import Settings, merge, read_tables, set_value
 
 __all__ = [
@@ -37,5 +37,6 @@ __all__ = [
     "set_value",
     "tensorboard",
     "train",
+    "trained_on",
     "trained_with",
 ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError
 from .checkpoint import RECORD, latest_checkpoint
 from .config import TrainingConfig
 
-__all__ = ["DATA", "MODEL", "SETTINGS", "find_model", "find_run", "trained_with"]
+__all__ = ["DATA", "MODEL", "SETTINGS", "find_model", "find_run", "trained_on", "trained_with"]
 
 SETTINGS = "run.json"  # everything that was asked of the run
 DATA = "data"  # the corpus
@@ -47,10 +48,29 @@ def find_run(path: str | os.PathLike[str]) -> Path | None:
 
 
 def trained_with(folder: Path) -> TrainingConfig | None:
-    """How the model of a folder was trained; None if it was not trained here."""
+    """How the model of a folder was trained; None if it was not trained here.
+
+    Raises:
+        ConfigError: what is written there of it cannot be read.
+    """
+    record = _record(folder)
+    prefix = "training."
+    found = {k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)}
+    return TrainingConfig.parse(found) if record else None
+
+
+def trained_on(folder: Path) -> str | None:
+    """Fingerprint of the corpus of which the model of a folder was trained on a part; None as above."""
+    return _record(folder).get("data")
+
+
+def _record(folder: Path) -> dict[str, Any]:
     path = folder / RECORD
     if not path.is_file():
-        return None
-    record = json.loads(path.read_text())["record"]
-    prefix = "training."
-    return TrainingConfig.parse({k.removeprefix(prefix): v for k, v in record.items() if k.startswith(prefix)})
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["record"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"expected how the model was trained in {str(path)!r}, got something else ({error})"
+        ) from None
