@@ -181,6 +181,13 @@ def test_a_run_that_never_began_keeps_nothing_of_what_it_was_asked(
     assert (tables["training"]["seed"], tables["data"]["pattern"]) == (2, "*[0-5].txt")
 
 
+def test_no_run_to_go_on_with(lavagna: Command, tmp_path: Path) -> None:
+    printed = lavagna("train", "--resume", "--out", tmp_path / "nowhere")
+    assert (printed.status, printed.out) == (2, "")
+    assert "expected a run to go on with in" in printed.err
+    assert not (tmp_path / "nowhere").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -191,6 +198,7 @@ def test_a_run_that_never_began_keeps_nothing_of_what_it_was_asked(
         (["--config", "tiny.toml", "--preset", "mamba-nano"], "expected one model, got --preset and [model] in"),
         (["--config", "typo.toml"], "unknown key of [training] 'stepps'; did you mean 'steps'?"),
         (["--preset", "mamba-nano", "--resume"], "--resume needs --out"),
+        (["--resume"], "--resume needs --out"),
         (["--preset", "mamba-nano", "--set", "steps=3"], "expected table.key=value"),
         (["--preset", "mamba-nano", "--set", "training.step=3"], "unknown key of [training] 'step'"),
         (["--preset", "mamba-nano", "--set", "model.mixers.mamba.heads=3"], "unknown option of mamba 'heads'"),

@@ -106,6 +106,8 @@ def train(
     """
     from ..training import SETTINGS, Settings, join_world, merge, read_tables, set_value
 
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with")
     use_threads(threads)
     place = choose_device(device)
     known = out / SETTINGS if resume and out is not None and (out / SETTINGS).is_file() else None
@@ -129,9 +131,9 @@ def train(
             tables = merge(tables, {name: chosen})
     for assignment in set_ or []:
         tables = set_value(tables, assignment)
+    if resume and known is None and not tables.get("model"):
+        raise ConfigError(f"expected a run to go on with in {str(out)!r}, but there is no {SETTINGS} in it")
     settings = Settings.parse(tables)
-    if resume and out is None:
-        raise ConfigError("--resume needs --out, the folder of the run to go on with")
     run = out or Path("runs", _name(preset, init, config))
 
     with join_world(place) as world:
@@ -177,9 +179,10 @@ def _run(settings: Settings, run: Path, resume: bool, device: Any, world: World,
     if not (resume and (run / SETTINGS).is_file()):
         settings.save(run / SETTINGS)
     parameters = sum(p.numel() for p in model.parameters())
+    documents = "1 document" if len(validation) == 1 else f"{len(validation)} documents"
     typer.echo(
         f"{run}: {parameters:,} parameters, {training.n_bytes:,} bytes to train on, "
-        f"{validation.n_bytes:,} held out ({len(validation)} documents)",
+        f"{validation.n_bytes:,} held out ({documents})",
         err=True,
     )
     with TrainingProgress(settings.training.steps) as shown, curves(run, tensorboard) as draw:
