@@ -163,6 +163,7 @@ def test_later_values_win_and_others_stay() -> None:
 
 def test_tokenizers_by_name(tmp_path: Path) -> None:
     source = (str(write_texts(tmp_path / "texts")),)
+    assert DataConfig.parse({"source": source[0]}) == DataConfig(source=source)
     assert isinstance(make_tokenizer(DataConfig(source=source)), ByteTokenizer)
     trained = make_tokenizer(DataConfig(source=source, tokenizer="bpe:270"))
     assert isinstance(trained, BPETokenizer)

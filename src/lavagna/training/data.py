@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from ..data import BPETokenizer, ByteTokenizer, Corpus, Source, Tokenizer, documents, load_tokenizer, prepare
 from ..errors import ConfigError
@@ -36,6 +36,12 @@ class DataConfig(StrictModel):
     @classmethod
     def section(cls) -> str:
         return "[data]"
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _one_source(cls, value: object) -> object:
+        """A single name, as one writes it in a file, is a list of one."""
+        return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
