@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +65,18 @@ def test_our_errors_are_one_line_and_status_2(
     status, out, err = run("info")
     assert (status, out) == (2, "")
     assert err == "lavagna: expected a folder or file, got nothing.txt, which does not exist\n"
+
+
+def test_a_file_that_cannot_be_used_is_one_line_and_status_2(
+    run: Callable[..., tuple[int, str, str]],
+    command: Callable[[Callable[[], None]], None],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    command(lambda: (tmp_path / "file" / "folder").mkdir())
+    status, out, err = run("info")
+    assert (status, out) == (2, "")
+    assert err == f"lavagna: cannot use {str(tmp_path / 'file' / 'folder')!r}: Not a directory\n"
 
 
 def test_an_interrupt_is_quiet_and_status_130(
