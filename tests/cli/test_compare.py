@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -154,8 +153,10 @@ def test_interrupted_it_says_how_to_go_on(
         (("--candidates", "atention"), "did you mean 'attention'"),
     ],
 )
-def test_errors_are_one_sentence(arguments: tuple[str, ...], what: str, run: Run, tmp_path: Path) -> None:
-    os.chdir(tmp_path)
+def test_errors_are_one_sentence(
+    arguments: tuple[str, ...], what: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "some.txt").write_text("some text, again and again " * 100)
     data = () if "nowhere.txt" in arguments else ("some.txt",)
     status, out, err = run(*data, *arguments)
@@ -202,6 +203,8 @@ def test_a_real_one_from_end_to_end_twice_and_overwritten(run: Run, tmp_path: Pa
     assert status == 2
     assert "candidates was 'attention' and is 'gla'" in err
     assert json.loads((out / "results.json").read_text()) == before
+    assert run(str(tmp_path / "nowhere.txt"), *arguments[1:], "--overwrite")[0] == 2
+    assert (out / "results.json").is_file()
     assert run(*arguments, "--candidates", "gla", "--overwrite")[0] == 0
     assert [c["name"] for c in json.loads((out / "results.json").read_text())["candidates"]] == ["gla"]
     assert [folder.name for folder in (out / "models").iterdir()] == ["gla"]

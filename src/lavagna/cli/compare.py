@@ -109,6 +109,7 @@ def compare(
 
     Example: lavagna compare my_logs.txt --tokens 2000000 --candidates attention,mamba2
     """
+    from ..data.sources import find_files
     from ..studies.compare import Interrupted, forget
     from ..studies.compare import compare as run
     from ..studies.config import DEMO, CompareConfig
@@ -140,6 +141,7 @@ def compare(
     }
     wanted = CompareConfig.parse(settings)
     if overwrite:
+        find_files(wanted.data.sources, pattern=wanted.data.pattern)  # a mistyped name removes nothing
         forget(out)
     try:
         with _Progress() as shown:

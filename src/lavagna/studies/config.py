@@ -84,7 +84,9 @@ class CompareConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        parse_candidates(self.candidates)
+        for candidate in parse_candidates(self.candidates):
+            # A mistyped mixer is refused here, before long data are read.
+            LanguageModelConfig.parse({"vocab_size": 1, "width": 8, "layers": candidate.pattern})
         rates = self.learning_rates
         if not rates or len(set(rates)) < len(rates) or not all(0 < rate < float("inf") for rate in rates):
             raise ConfigError(f"compare: learning_rates must be different numbers above 0, got {list(rates)}")
