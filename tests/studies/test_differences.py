@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lavagna.evaluation import Scores, intervals
-from lavagna.studies.differences import ASSUMED_SPREAD, SeedSpread, difference, seed_spread, student
+from lavagna.studies.differences import ASSUMED_SPREAD, SeedSpread, difference, quality, seed_spread, student
 
 UNKNOWN = SeedSpread(None, 0)
 
@@ -35,6 +35,19 @@ def test_spread_is_pooled_over_groups() -> None:
     assert found.repeats == 3
     assert found.deviation == pytest.approx(math.sqrt(0.04 / 3))
     assert seed_spread([[run(1.0)], [run(2.0)]]) == UNKNOWN
+
+
+def test_the_interval_of_a_candidate_covers_seeds_as_often_as_it_says() -> None:
+    """Three runs whose documents all agree: only seeds differ, around 2 bits per byte."""
+    generator = np.random.default_rng(0)
+    held = 0
+    for totals in generator.normal(2.0, 0.1, (400, 3)):
+        runs = [scores(np.full(10, total * 1000)) for total in totals]
+        found = quality(runs, seed_spread([runs]))
+        held += found.low <= 2.0 <= found.high
+    assert 0.92 < held / 400 < 0.98
+    alone = quality(runs[:1], UNKNOWN)
+    assert alone.low == pytest.approx(alone.high)
 
 
 def test_without_repetitions_a_small_difference_is_not_sure_however_many_documents_agree() -> None:

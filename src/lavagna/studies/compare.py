@@ -30,7 +30,7 @@ from ..evaluation import Scores, bits_per_byte, by_position
 from ..report import write_report
 from .candidates import parse_candidates
 from .config import CompareConfig
-from .differences import difference, seed_spread
+from .differences import difference, quality, seed_spread
 from .machine import processor
 from .measures import (
     MEASURED,
@@ -165,7 +165,7 @@ def _results(study: Study) -> dict[str, Any]:
             "parameters": study.sizes[i].parameters,
             "config": study.sizes[i].config.model_dump(mode="json"),
             "learning_rate": rates[i],
-            "bits_per_byte": _interval(*bits_per_byte(trained[i])),
+            "bits_per_byte": _interval(*quality(trained[i], seeds)),
             "runs": [run.bits_per_byte for run in trained[i]],
             "by_position": [
                 {"from": low, "to": high, **_interval(*interval)}
