@@ -37,7 +37,8 @@ WIDE = 110  # columns, where there is no terminal that has as many
 
 NOTES = (
     "FLOPs: matrix products alone, a multiply-add being two, attention over all pairs of tokens; what is done element "
-    "by element, as in Mamba's scan, is not among them.",
+    "by element, as in Mamba's scan, is not among them. Logits that training makes in pieces are made twice, and so "
+    "counted.",
     "Activations: of the portable implementation, attention fused. All together: weights, gradients, AdamW's moments "
     "and activations at their most.",
     "Sequential steps: the longest chain of tensor operations through one layer that reads the context at once.",
@@ -49,7 +50,7 @@ def plan(
     config: Annotated[
         str,
         typer.Argument(
-            help="TOML file with a [model] table; folder of a model or of a run; or a preset such as "
+            help=r"TOML file with a \[model] table; folder of a model or of a run; or a preset such as "
             "gated_deltanet-tiny, '3*gated_deltanet+attention@base' or gpt2.",
             show_default=False,
         ),
@@ -209,9 +210,9 @@ def _print(name: str, planned: Plan) -> None:
         console.print()
     for layer in planned.layers:
         for line in (layer.why, *layer.formulas):
-            console.print(f"{layer.mixer}: {line}")
+            console.print(f"{layer.mixer}: {line}", soft_wrap=True)
     for note in NOTES:
-        console.print(note)
+        console.print(note, soft_wrap=True)
 
 
 def _table(*columns: str) -> Any:
