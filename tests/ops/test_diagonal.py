@@ -219,5 +219,5 @@ def test_refusals() -> None:
         diagonal_ssm(**{**real, "B": given["B"]})
     with pytest.raises(ShapeError, match="state must have a real floating dtype"):
         diagonal_ssm(**real, state=torch.zeros(2, 3, 4, dtype=torch.complex128))
-    with pytest.raises(InputError, match="chunk_size must be at least 1, got 0"):
+    with pytest.raises(InputError, match="chunk_size must be an integer from 1 on, got 0"):
         diagonal_ssm(**given, chunk_size=0)

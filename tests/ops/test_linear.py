@@ -440,5 +440,5 @@ def test_refusals(change: dict, words: str) -> None:
 
 
 def test_a_chunk_size_must_be_positive() -> None:
-    with pytest.raises(InputError, match="gated_linear: chunk_size must be at least 1, got 0"):
+    with pytest.raises(InputError, match="gated_linear: chunk_size must be an integer from 1 on, got 0"):
         gated_linear(**draw(), chunk_size=0)

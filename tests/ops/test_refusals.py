@@ -192,10 +192,12 @@ def test_an_unknown_form_or_implementation_names_the_nearest(spec: OpSpec, case:
 
 
 @each_operator
-def test_a_chunk_must_hold_a_token(spec: OpSpec, case: Case) -> None:
-    if accepts(spec, "chunk_size"):
-        for size in (0, -1):
-            refuses(InputError, spec, draw(spec, case), "chunk_size", f"got {size}", chunk_size=size)
+def test_a_chunk_or_window_must_hold_a_token(spec: OpSpec, case: Case) -> None:
+    """Nor is a float, a text or a truth value a number of tokens."""
+    for option in ("chunk_size", "window"):
+        if accepts(spec, option):
+            for size in (0, -1, 2.0, "4", True, [4]):
+                refuses(InputError, spec, draw(spec, case), f"{option} must be", f"got {size!r}", **{option: size})
 
 
 @each_operator

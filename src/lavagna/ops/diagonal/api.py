@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...errors import InputError
 from ...shapes import Dims
 from ..dispatch import Call, Result, Row, Table, common_dtype
+from ..options import check_count
 from ..packing import check_cu_seqlens
 
 __all__ = ["TABLE", "diagonal_ssm"]
@@ -85,8 +85,7 @@ def diagonal_ssm(
         dims.bind("D", D, "D")
     complex_names = ("A", "B", "C", "state") if A.is_complex() else ()  # beside a real A all is real
     dtype = common_dtype("diagonal_ssm", complex_names, x=x, dt=dt, A=A, B=B, C=C, D=D, state=state)
-    if chunk_size is not None and chunk_size < 1:
-        raise InputError(f"diagonal_ssm: chunk_size must be at least 1, got {chunk_size}")
+    check_count("diagonal_ssm", "chunk_size", chunk_size)
     bounds = None if cu_seqlens is None else check_cu_seqlens("diagonal_ssm", cu_seqlens, dims["B"], dims["T"])
     rows = dims["B"] if bounds is None else len(bounds) - 1
     if A.is_complex():

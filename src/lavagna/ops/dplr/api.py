@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...errors import InputError, ShapeError
+from ...errors import ShapeError
 from ...shapes import Dims
 from ..dispatch import Call, Result, Row, Table, common_dtype
+from ..options import check_count
 from ..packing import check_cu_seqlens
 
 __all__ = ["TABLE", "generalized_delta"]
@@ -82,8 +83,7 @@ def generalized_delta(
     dims.bind("a", a, "B T H K")
     dims.bind("b", b, "B T H K")
     dims.bind("log_decay", log_decay, "B T H K")
-    if chunk_size is not None and (chunk_size < 1 or chunk_size & (chunk_size - 1)):
-        raise InputError(f"generalized_delta: chunk_size must be a power of two, got {chunk_size}")
+    check_count("generalized_delta", "chunk_size", chunk_size, power_of_two=True)
     bounds = None if cu_seqlens is None else check_cu_seqlens("generalized_delta", cu_seqlens, dims["B"], dims["T"])
     rows = dims["B"] if bounds is None else len(bounds) - 1
     if state is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...errors import InputError, ShapeError
+from ...errors import ShapeError
 from ...shapes import Dims
 from ..dispatch import Call, Result, Row, Table, common_dtype
+from ..options import check_count
 from ..packing import check_cu_seqlens
 from .normalizer import LinearState
 from .parallel import refuses as too_many_pairs
@@ -102,8 +103,7 @@ def gated_linear(
         dims.bind("log_decay", log_decay, "HV", "B T HV", "B T HV K")
     if bonus is not None:
         dims.bind("bonus", bonus, "HV K")
-    if chunk_size is not None and chunk_size < 1:
-        raise InputError(f"gated_linear: chunk_size must be at least 1, got {chunk_size}")
+    check_count("gated_linear", "chunk_size", chunk_size)
     bounds = None if cu_seqlens is None else check_cu_seqlens("gated_linear", cu_seqlens, B, T)
     rows = B if bounds is None else len(bounds) - 1
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from ...errors import InputError, ShapeError
 from ...shapes import Dims
 from ..dispatch import Call, Result, Row, Table, common_dtype
+from ..options import check_count
 from ..packing import check_cu_seqlens
 
 __all__ = ["TABLE", "selective_scan"]
@@ -101,8 +102,7 @@ def selective_scan(
         dims.bind("z", z, "B T D")
     if dt_limit is not None:
         dt_limit = _limits(dt_limit)
-    if chunk_size is not None and chunk_size < 1:
-        raise InputError(f"selective_scan: chunk_size must be at least 1, got {chunk_size}")
+    check_count("selective_scan", "chunk_size", chunk_size)
     given = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias, "state": state}
     dtype = common_dtype("selective_scan", **given)
     bounds = None if cu_seqlens is None else check_cu_seqlens("selective_scan", cu_seqlens, dims["B"], dims["T"])

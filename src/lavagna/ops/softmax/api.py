@@ -9,6 +9,7 @@ from torch import Tensor
 from ...errors import InputError, ShapeError, StateError
 from ...shapes import Dims
 from ..dispatch import Call, Result, Row, Table, common_dtype, device_of
+from ..options import check_count
 from ..packing import Padding, check_cu_seqlens
 from .cache import KVCache
 
@@ -87,8 +88,9 @@ def attention(
             raise ShapeError(f"attention: token_mask must have dtype torch.bool, got {token_mask.dtype}")
     common_dtype("attention", q=q, k=k, v=v)
     device_of("attention", q=q, token_mask=token_mask)
-    if window is not None and not (causal and isinstance(window, int) and window >= 1):
-        raise InputError(f"attention: window must be an integer from 1 on, with causal=True, got {window}, {causal=}")
+    check_count("attention", "window", window)
+    if window is not None and not causal:
+        raise InputError(f"attention: window needs causal=True, got window={window} with causal=False")
     if not causal and (state is not None or return_state):
         raise InputError("attention: a state needs causal=True, got causal=False: its old outputs would change")
     output_dtype = q.dtype
