@@ -6,14 +6,15 @@ Most are in tests/support/conformance.py, since whole models keep them too.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lavagna.errors import ConfigError, InputError, ShapeError
+from lavagna.errors import ConfigError, InputError, ShapeError, StateError
 from lavagna.mixers.registry import build, mixer_class, option_types
-from lavagna.ops.tree import leaves, nbytes
+from lavagna.ops.tree import leaves, named_leaves, nbytes
 
 from ..support.conformance import *  # noqa: F403
 from ..support.conformance import binds, parametrize
@@ -58,6 +59,32 @@ def test_a_first_state_of_any_dtype_and_device(subject: Subject) -> None:
         assert nbytes(state) == subject.module.state_bytes(0, 3, dtype)
         assert {t.device.type for t in leaves(state)} <= {"meta"}
         assert {t.shape[0] for t in leaves(state)} <= {3}
+
+
+def held(state: Any) -> dict[str, tuple[torch.Size, bool]]:
+    """What a state holds for one row: shapes by name, and what is complex."""
+    return {name: (tensor.shape[1:], tensor.is_complex()) for name, tensor in named_leaves(state)}
+
+
+def test_a_state_of_other_options_is_refused(subject: Subject) -> None:
+    name = subject.name.split("-")[0]
+    own = held(subject.module.init_state(ROWS))
+    for other in MIXER_SUBJECTS:
+        state = other.module.init_state(ROWS)
+        if other.name.split("-")[0] == name and state is not None and held(state) != own:
+            with pytest.raises(InputError, match=r"state.* must .*got") as caught:
+                subject(random(ROWS, 3, WIDTH), state)
+            if held(state).keys() != own.keys():
+                assert isinstance(caught.value, StateError)
+                assert type(subject.module).__name__ in str(caught.value)
+
+
+def test_a_state_with_a_part_missing_is_refused(subject: Subject) -> None:
+    state = subject.module.init_state(ROWS)
+    for part in getattr(state, "_fields", ()):
+        if getattr(state, part) is not None:
+            with pytest.raises(StateError, match=rf"a state must hold .*\b{part}\b.*, got one with "):
+                subject(random(ROWS, 3, WIDTH), state._replace(**{part: None}))
 
 
 def test_bytes_of_the_state_grow_with_the_rows(subject: Subject) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, InputError, ShapeError, StateError
 from ..ops.packing import Padding, check_cu_seqlens
-from ..ops.tree import leaves, nbytes
+from ..ops.tree import named_leaves, nbytes
 from ..shapes import Dims
 
 __all__ = ["Mixer", "state_dtype"]
@@ -19,6 +21,18 @@ __all__ = ["Mixer", "state_dtype"]
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of a recurrent state beside activations of `dtype`: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+#: names of a state's tensors, and whether each is complex
+Kinds = list[tuple[str, bool]]
+
+
+def _kinds(parts: Iterable[tuple[str, Tensor]]) -> Kinds:
+    return [(name, tensor.is_complex()) for name, tensor in parts]
+
+
+def _described(kinds: Kinds) -> str:
+    return ", ".join(f"{name} (complex)" if is_complex else name for name, is_complex in kinds) or "nothing"
 
 
 class Mixer(nn.Module):
@@ -117,9 +131,16 @@ class Mixer(nn.Module):
         if state is not None and (self.state_class is None or not isinstance(state, self.state_class)):
             expected = "None" if self.state_class is None else f"a {self.state_class.__name__}"
             raise StateError(f"{name}: state must be {expected}, got a {type(state).__name__}")
-        for leaf in leaves(state):
-            if leaf.shape[0] != rows:
-                raise StateError(f"{name}: state must have {rows} rows, got {leaf.shape[0]}")
+        if state is not None:
+            parts = list(named_leaves(state))
+            for _, leaf in parts:
+                if leaf.shape[0] != rows:
+                    raise StateError(f"{name}: state must have {rows} rows, got {leaf.shape[0]}")
+            if _kinds(parts) != self._state_kinds:
+                raise StateError(
+                    f"{name}: with this mixer's options a state must hold {_described(self._state_kinds)}, "
+                    f"got one with {_described(_kinds(parts))}"
+                )
         if token_mask is None:
             return self.mix(x, state, cu_seqlens)
         dims.bind("token_mask", token_mask, "B T")
@@ -133,6 +154,11 @@ class Mixer(nn.Module):
         """Mix one token of each row: x [B, D] and a state -> y [B, D] and the next state."""
         y, state = self.forward(x[:, None], state)
         return y[:, 0], state
+
+    @cached_property
+    def _state_kinds(self) -> Kinds:
+        """What the states of this mixer hold: options decide it, and those do not change."""
+        return _kinds(named_leaves(self.init_state(1, device="meta")))
 
     def _check_dtype_and_device(self, x: Tensor) -> None:
         parameter = next(self.parameters())
