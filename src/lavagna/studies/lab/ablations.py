@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,8 +41,8 @@ TITLES = {
 }
 
 
-def measure(work: Work) -> Values:
-    trained = dict(zip(VARIANTS, work.trained(list(VARIANTS.values())), strict=True))
+def measure(work: Work, *, variants: Sequence[str] = tuple(VARIANTS)) -> Values:
+    trained = dict(zip(variants, work.trained([VARIANTS[name] for name in variants]), strict=True))
     values: Values = {"variants": {name: outcome(of) for name, of in trained.items()}}
     different = distinct()
     whole = trained["without_positions"].accuracy.whole

@@ -24,9 +24,9 @@ PROMPT, NEW = 32, 128
 ROUNDS = 6  # of which each token's fastest counts
 
 
-def measure(work: Work) -> Values:
+def measure(work: Work, *, new: int = NEW) -> Values:
     return {
-        **work.alone(both_ways, NEW, threads=1),
+        **work.alone(both_ways, new, threads=1),
         "cache_mib": cache_bytes(LAYERS, HEADS.groups, WIDTH // HEADS.h, PROMPT + NEW) / 2**20,
         "large_gib": cache_bytes(32, 32, 128, 4096, 2) / 2**30,
         "large_one_group_gib": cache_bytes(32, 1, 128, 4096, 2) / 2**30,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -23,18 +24,16 @@ SEEDS = (0, 1, 2)
 WINDOW = 25  # steps that a point of a curve is the mean of
 
 
-def measure(work: Work) -> Values:
-    grid = [Training(task, L, seed) for task in TASKS for L in LENGTHS for seed in SEEDS]
+def measure(work: Work, *, lengths: Sequence[int] = LENGTHS, seeds: Sequence[int] = SEEDS) -> Values:
+    grid = [Training(task, L, seed) for task in TASKS for L in lengths for seed in seeds]
     found = dict(zip(grid, map(outcome, work.trained(grid)), strict=True))
     values: Values = {task: {} for task in TASKS}
     for task in TASKS:
-        for L in LENGTHS:
-            seeds = {str(seed): found[Training(task, L, seed)] for seed in SEEDS}
-            means = {
-                name: float(np.mean([at[name] for at in seeds.values()])) for name in ("per_token", "per_sequence")
-            }
+        for L in lengths:
+            each = {str(seed): found[Training(task, L, seed)] for seed in seeds}
+            means = {name: float(np.mean([at[name] for at in each.values()])) for name in ("per_token", "per_sequence")}
             values[task][str(L)] = {
-                "seeds": seeds,
+                "seeds": each,
                 **means,
                 "whole_below_token": means["per_sequence"] < means["per_token"],
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,32 +29,32 @@ SEEDS = (0, 1)
 STEPS = 300
 
 
-def measure(work: Work) -> Values:
+def measure(work: Work, *, depths: Sequence[int] = LAYERS, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Values:
     grid = {
-        (layers, norm, warm_up, seed): training(layers, norm, warm_up, seed)
-        for layers in LAYERS
+        (layers, norm, warm_up, seed): training(layers, norm, warm_up, seed, steps)
+        for layers in depths
         for norm in NORMS
         for warm_up in WARM_UPS
-        for seed in SEEDS
+        for seed in seeds
     }
     found = dict(zip(grid, map(outcome, work.trained(list(grid.values()))), strict=True))
     values: Values = {"runs": {}, "gradients": {}}
-    for layers in LAYERS:
-        at: Values = {}
+    for layers in depths:
+        at: Values = {norm: {} for norm in NORMS}
         for norm in NORMS:
             for warm_up in WARM_UPS:
-                seeds = {str(seed): found[layers, norm, warm_up, seed] for seed in SEEDS}
-                whole = [seed["per_sequence"] for seed in seeds.values()]
-                at.setdefault(norm, {})[warm_up] = {"seeds": seeds, "least": min(whole), "most": max(whole)}
+                each = {str(seed): found[layers, norm, warm_up, seed] for seed in seeds}
+                whole = [seed["per_sequence"] for seed in each.values()]
+                at[norm][warm_up] = {"seeds": each, "least": min(whole), "most": max(whole)}
         values["runs"][str(layers)] = at
         values["gradients"][str(layers)] = {
-            norm: first_gradients(training(layers, norm, "without", SEEDS[0])) for norm in NORMS
+            norm: first_gradients(training(layers, norm, "without", seeds[0], steps)) for norm in NORMS
         }
     return values
 
 
-def training(layers: int, norm: Norm, warm_up: str, seed: int) -> Training:
-    return Training("copy", L, seed, Shape(layers=layers, norm=norm), warm_up=WARM_UPS[warm_up], steps=STEPS)
+def training(layers: int, norm: Norm, warm_up: str, seed: int, steps: int) -> Training:
+    return Training("copy", L, seed, Shape(layers=layers, norm=norm), warm_up=WARM_UPS[warm_up], steps=steps)
 
 
 def first_gradients(training: Training) -> list[float]:
@@ -71,10 +72,10 @@ def first_gradients(training: Training) -> list[float]:
 
 def tables(values: Values) -> dict[str, Table]:
     rows = []
-    for layers in map(str, LAYERS):
+    for layers, at in values["runs"].items():
         for norm in NORMS:
             for warm_up in WARM_UPS:
-                seeds = values["runs"][layers][norm][warm_up]["seeds"].values()
+                seeds = at[norm][warm_up]["seeds"].values()
                 rows.append(
                     (
                         layers,
@@ -86,8 +87,8 @@ def tables(values: Values) -> dict[str, Table]:
                 )
     gradients = [
         (layers, f"{norm}-norm", f"{found[0]:.2f}", f"{found[len(found) // 2]:.2f}", f"{found[-1]:.2f}")
-        for layers, at in values["gradients"].items()
-        for norm, found in at.items()
+        for layers, by_norm in values["gradients"].items()
+        for norm, found in by_norm.items()
     ]
     return {
         "runs": Table(("layers", "block", "warm-up", "last loss, each seed", "per sequence, each seed"), rows),
@@ -96,11 +97,11 @@ def tables(values: Values) -> dict[str, Table]:
 
 
 def _draw_loss(values: Values, axes: list[Axes]) -> None:
-    for panel, layers in zip(axes, values["runs"], strict=True):
+    for panel, (layers, at) in zip(axes, values["runs"].items(), strict=True):
         i = 0
         for norm in NORMS:
             for warm_up in WARM_UPS:
-                seed = values["runs"][layers][norm][warm_up]["seeds"][str(SEEDS[0])]
+                seed = next(iter(at[norm][warm_up]["seeds"].values()))
                 steps = WINDOW * (np.arange(len(seed["curve"])) + 0.5)
                 panel.plot(steps, seed["curve"], label=f"{norm}-norm, {warm_up} warm-up", **line(i))
                 i += 1

@@ -7,7 +7,7 @@ from importlib import import_module
 from ...errors import InputError, unknown_name
 from .experiment import Experiment
 
-__all__ = ["EXPERIMENTS", "chosen", "load"]
+__all__ = ["EXPERIMENTS", "QUESTIONS", "chosen", "load"]
 
 EXPERIMENTS: dict[str, tuple[str, str]] = {
     "equals-torch": ("equals_torch:EXPERIMENT", "Is attention from scratch the attention of torch?"),
@@ -26,6 +26,12 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
     "position-leak": ("position_leak:EXPERIMENT", "Does a causal decoder without positions know where it is?"),
     "not-an-explanation": ("not_an_explanation:EXPERIMENT", "Does a map of weights explain a prediction?"),
     "memory": ("memory:EXPERIMENT", "What does a memory of fixed size keep?"),
+}
+
+#: the page of an experiment -> what it asks
+QUESTIONS = {
+    **{name: question for name, (_, question) in EXPERIMENTS.items()},
+    "copy-sort-torch": "Which mixers can be trained to copy and to sort?",
 }
 
 

@@ -110,7 +110,7 @@ def _draw(values: Values, axes: list[Axes]) -> None:
         panel.set_ylim(1e-12, 1)
         panel.set(title=f"ε = {float(step):.0e}", xlabel="coordinate")
     axes[0].set_ylabel("relative error")
-    axes[0].legend(loc="lower right")
+    axes[2].legend(loc="center right")
 
 
 WORDS = "Relative error of every coordinate at three step sizes, pre-norm: kinks spoil more of them the larger the step"

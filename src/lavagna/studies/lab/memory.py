@@ -6,7 +6,7 @@ the answer, beside that of answering nothing, and by whether the nearest of all 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -59,13 +59,14 @@ GROUPS = {
 }
 
 
-def measure(work: Work) -> Values:
-    pieces = [(case, rule) for case in dict.fromkeys(c for g in GROUPS.values() for c in g.values()) for rule in RULES]
+def measure(work: Work, *, groups: Sequence[str] = tuple(GROUPS)) -> Values:
+    cases = dict.fromkeys(case for group in groups for case in GROUPS[group].values())  # each once
+    pieces = [(case, rule) for case in cases for rule in RULES]
     pieces.sort(key=lambda piece: -_writes(piece[0]) * piece[0].d ** 2)
     found = dict(zip(pieces, work.map(remembered, pieces), strict=True))
     return {
-        group: {name: {rule: found[case, rule] for rule in RULES} for name, case in cases.items()}
-        for group, cases in GROUPS.items()
+        group: {name: {rule: found[case, rule] for rule in RULES} for name, case in GROUPS[group].items()}
+        for group in groups
     }
 
 
@@ -127,7 +128,7 @@ DIFFERENCE: dict[str, tuple[str, Callable[[Case], str]]] = {
 
 
 def tables(values: Values) -> dict[str, Table]:
-    return {group: _table(group, values[group]) for group in GROUPS}
+    return {group: _table(group, found) for group, found in values.items()}
 
 
 def _table(group: str, found: Values) -> Table:
@@ -156,7 +157,7 @@ def _draw_distractors(values: Values, axes: list[Axes]) -> None:
         panel.axhline(1 / 16, color=FAINT, linewidth=1)
         panel.set(title=title, xlabel="distractors", ylim=(0, 1.05))
     axes[0].set_ylabel("nearest value is right")
-    axes[0].legend(loc="lower left", bbox_to_anchor=(0, 0.08))
+    axes[1].legend(loc="center right")
 
 
 def _draw_capacity(values: Values, axes: list[Axes]) -> None:

@@ -5,6 +5,7 @@ Nothing is trained here but the probe: a least-squares line from a state to the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,31 +41,31 @@ VIEWS: dict[str, tuple[Mask | None, int]] = {
 BEGINNINGS = ("unmarked", "marked")
 
 
-def measure(work: Work) -> Values:
-    pieces = [(beginning, seed) for beginning in BEGINNINGS for seed in SEEDS]
+def measure(work: Work, *, seeds: Sequence[int] = SEEDS, sequences: int = SEQUENCES) -> Values:
+    pieces = [(beginning, seed, sequences) for beginning in BEGINNINGS for seed in seeds]
     found = dict(zip(pieces, work.map(one_decoder, pieces), strict=True))
     values: Values = {}
     for beginning in BEGINNINGS:
-        seeds = [found[beginning, seed] for seed in SEEDS]
+        each = [found[beginning, seed, sequences] for seed in seeds]
         values[beginning] = {
-            "explained": {view: _over([seed["explained"][view] for seed in seeds]) for view in VIEWS},
-            "changed": {place: max(seed["changed"][place] for seed in seeds) for place in PLACES},
-            "probed": seeds[0]["probed"],
+            "explained": {view: _over([one["explained"][view] for one in each]) for view in VIEWS},
+            "changed": {place: max(one["changed"][place] for one in each) for place in PLACES},
+            "probed": each[0]["probed"],
         }
     return values
 
 
-def _over(seeds: list[dict[str, float]]) -> Values:
+def _over(found: list[dict[str, float]]) -> Values:
     """Least, mean and most of each entry."""
-    each = {name: [seed[name] for seed in seeds] for name in seeds[0]}
+    each = {name: [one[name] for one in found] for name in found[0]}
     return {name: {"least": min(x), "mean": float(np.mean(x)), "most": max(x)} for name, x in each.items()}
 
 
-def one_decoder(piece: tuple[str, int], tick: Tick) -> Values:
-    beginning, seed = piece
+def one_decoder(piece: tuple[str, int, int], tick: Tick) -> Values:
+    beginning, seed, sequences = piece
     rng = np.random.default_rng(seed)
     decoder = Decoder(CONFIG, rng)
-    tokens = rng.integers(0, SYMBOLS, (2 * SEQUENCES, T))
+    tokens = rng.integers(0, SYMBOLS, (2 * sequences, T))
     if beginning == "marked":
         tokens[:, 0] = BEGINNING
     explained: dict[str, dict[str, float]] = {}
@@ -79,7 +80,7 @@ def one_decoder(piece: tuple[str, int], tick: Tick) -> Values:
         at = found[PLACES[-1]]
         probed[view] = {"mean": at.mean(0).round(3).tolist(), "deviation": at.std(0).round(3).tolist()}
         tick((i + 1) / len(VIEWS))
-    return {"explained": explained, "probed": probed, "changed": changed(decoder, tokens[:SEQUENCES], rng)}
+    return {"explained": explained, "probed": probed, "changed": changed(decoder, tokens[:sequences], rng)}
 
 
 def _explained(predicted: Array, wanted: Array) -> float:

@@ -26,12 +26,12 @@ ROUNDS = 5  # of which the fastest counts: the others were disturbed
 WAYS = {"attention": "attention", "recurrent": "delta rule, recurrent", "chunked": "delta rule, chunked"}
 
 
-def measure(work: Work) -> Values:
-    timed = work.alone(timings, LENGTHS, threads=1)
-    slopes = {way: float(np.polyfit(np.log(LENGTHS), np.log(list(at.values())), 1)[0]) for way, at in timed.items()}
+def measure(work: Work, *, lengths: tuple[int, ...] = LENGTHS) -> Values:
+    timed = work.alone(timings, lengths, threads=1)
+    slopes = {way: float(np.polyfit(np.log(lengths), np.log(list(at.values())), 1)[0]) for way, at in timed.items()}
     memory = {
         str(T): {"scores": T * T * 8 / 2**20, "inputs": 3 * T * D_K * 8 / 2**20, "state": D_K * D_K * 8 / 2**20}
-        for T in LENGTHS
+        for T in lengths
     }
     return {
         "seconds": timed,
@@ -90,7 +90,7 @@ def _draw(values: Values, axes: list[Axes]) -> None:
         axes[0].plot([int(T) for T in at], [s * 1e3 for s in at.values()], label=slope, **line(i, marker=True))
     axes[0].set_xscale("log", base=2)
     axes[0].set_yscale("log")
-    axes[0].set_xticks(LENGTHS, map(str, LENGTHS))
+    axes[0].set_xticks([int(T) for T in values["memory"]], values["memory"])
     axes[0].set(xlabel="T", ylabel="ms")
     axes[0].legend()
 

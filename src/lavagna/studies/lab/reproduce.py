@@ -15,7 +15,7 @@ from ..stages import write_json
 from .drawing import draw
 from .expectations import Check, check, expected
 from .experiment import Experiment, Table, Values
-from .experiments import EXPERIMENTS
+from .experiments import QUESTIONS
 from .work import Work
 
 __all__ = ["Result", "page", "reproduce", "write", "write_index"]
@@ -81,6 +81,8 @@ def page(result: Result, experiment: Experiment) -> str:
 
     return _render(
         result.name,
+        name=result.name,
+        question=QUESTIONS[result.name],
         v=result.values,
         table=lambda name: _markdown(tables[name]),
         figure=figure,
@@ -95,7 +97,7 @@ def write_index(results: Sequence[Result], folder: Path) -> None:
     rows = [
         (
             f"[{result.name}]({result.name}.md)",
-            EXPERIMENTS[result.name][1],
+            QUESTIONS[result.name],
             f"{len(result.checks) - len(result.missed)} of {len(result.checks)}",
         )
         for result in results
