@@ -6,7 +6,7 @@ __all__ = ["chunk_length"]
 
 
 def chunk_length(at_most: int, tokens: int, keys: int) -> int:
-    """Tokens a chunk: a power of two, no longer than the sequence needs, no more than half of K.
+    """Tokens a chunk: a power of two, no longer than the sequence needs, no more than K, or K/2 where K is below 8.
 
     Each token takes one direction of the K out of the memory, and K tokens may take all. What a chunk leaves of
     the memory that enters it is a sum of C + 1 terms; where little is left, that is the difference of nearly equal
@@ -17,4 +17,5 @@ def chunk_length(at_most: int, tokens: int, keys: int) -> int:
         tokens: T.
         keys: K.
     """
-    return min(at_most, 1 << max(tokens - 1, 0).bit_length(), 1 << (max(keys // 2, 1).bit_length() - 1))
+    most = keys if keys >= 8 else max(keys // 2, 1)
+    return min(at_most, 1 << max(tokens - 1, 0).bit_length(), 1 << (most.bit_length() - 1))

@@ -98,6 +98,7 @@ SPEC = OpSpec(
         _case("scalar-extreme", 100, decay="scalar", extreme=True, beta=(0.0, 1.0, 2.0)),
         _case("vector-extreme", 100, decay="vector", extreme=True, beta=(0.0, 1.0, 2.0)),
         _case("beta-1-same-keys", 100, H=2, K=16, beta=(1.0,), keys="same"),
+        _case("beta-1-K8", 130, K=8, beta=(1.0,)),  # chunks as long as K
         _case("beta-2", 100, H=2, beta=(2.0,)),
         _case("beta-2-K1", 100, H=2, K=1, beta=(2.0,), keys="same"),
         _case("no-state", 70, K=16, decay="scalar", state=False),

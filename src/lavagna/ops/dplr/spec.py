@@ -80,6 +80,7 @@ SPEC = OpSpec(
         *(_case(f"K{K}", 20, B=1, K=K, V=7) for K in (1, 2, 3, 48, 60, 100, 128, 256)),
         *(_case(f"V{V}", 40, K=16, V=V) for V in (1, 48, 100)),
         _case("extreme", 24, K=16, extreme=True, rate=(0.0, 1.0)),
+        _case("rate-1-K8", 130, K=8, rate=(1.0,)),  # chunks as long as K
         _case("free", 40, K=32, free=True),
         _case("no-state", 70, K=16, state=False),
         _case("scale-and-chunk", 70, K=16, options={"scale": 1.0, "chunk_size": 4}),
