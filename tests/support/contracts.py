@@ -144,18 +144,19 @@ def answer(subject: Subject, x: Tensor, state: Any, result: tuple[Tensor, Any]) 
 
 
 def agree(got: Answer, exact: Answer, tolerance: float = 1e-10) -> None:
-    """Demand equality up to the rounding of float64: the difference is at most `tolerance` · max(1, max|exact|).
+    """Demand equality up to the rounding of float64: |got − exact| ≤ tolerance · max|exact|, tensor by tensor.
 
-    The tensors here are of the order of one. Some gradients are zero by mathematics (a bias of all keys changes no
-    softmax), and are only rounding.
+    Some gradients are zero by mathematics (a bias of all keys changes no softmax), and are only rounding, of terms
+    about as large as the answer's largest tensor: max|exact| counts as no less than a thousandth of that one's.
     """
     assert list(got) == list(exact)
+    least = 1e-3 * max((size(t) for t in exact.values() if t.is_floating_point() or t.is_complex()), default=0.0)
     for name, expected in exact.items():
         tensor = got[name]
         assert tensor.shape == expected.shape, f"{name}: shape {list(tensor.shape)}, expected {list(expected.shape)}"
         assert tensor.dtype == expected.dtype, f"{name}: dtype {tensor.dtype}, expected {expected.dtype}"
         assert torch.isfinite(expected).all(), f"{name}: the expected values are not finite"
-        found, bound = error(tensor, expected), tolerance * max(1.0, size(expected))
+        found, bound = error(tensor, expected), tolerance * max(least, size(expected))
         assert found <= bound, f"{name}: difference {found:.3g}, allowed {bound:.3g}"
 
 
