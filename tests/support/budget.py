@@ -33,6 +33,8 @@ def check(name: str, got: Tensor, same: Tensor, exact: Tensor) -> None:
 
         |got − exact| ≤ 2 · (|same − exact| + 4 · eps · max|exact|)
 
+    The smallest normal number of the dtype is added to the bracket: what is below it is nobody's promise.
+
     Args:
         name: of the tensor, for the message.
         got: the answer under test.
@@ -41,7 +43,6 @@ def check(name: str, got: Tensor, same: Tensor, exact: Tensor) -> None:
 
     Raises:
         AssertionError: shape or dtype differ, a value is not finite, or the error is beyond the budget.
-            The smallest normal number of the dtype is added: what is below it is nobody's promise.
     """
     assert got.shape == exact.shape, f"{name}: shape {list(got.shape)}, expected {list(exact.shape)}"
     assert got.dtype == same.dtype, f"{name}: dtype {got.dtype}, expected {same.dtype}"

@@ -49,7 +49,8 @@ class Attention(Mixer):
         out_proj [D, H·K].
 
     State: KVCache: keys and values [B, S, G, K] in the activations' dtype, S the tokens read, or the last window − 1
-        of them; seen [B].
+        of them; seen [B]. A cache keeps the dtype it began with: under autocast ``state=None`` begins one in half
+        precision, as the projections come, and ``init_state(B)`` one in the parameters' dtype.
     """
 
     state_class = KVCache

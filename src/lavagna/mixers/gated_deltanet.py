@@ -45,7 +45,8 @@ class GatedDeltaNet(Mixer):
     Parameters: qkv_proj [2·H·K + HV·V, D] (q, k, v in this order, head by head), conv, a_proj and b_proj [HV, D],
         A_log and dt_bias [HV], gate_proj [HV·V, D], norm [V], out_proj [D, HV·V].
 
-    Initialisation: exp(A_log) uniform in (0, 16) and softplus(dt_bias) log-uniform in [1e-3, 1e-1], as in Mamba-2.
+    Initialisation: exp(A_log) uniform in [.01, 16] (the authors' (0, 16) without what never fades) and
+        softplus(dt_bias) log-uniform in [1e-3, 1e-1], as in Mamba-2.
     """
 
     state_class = GatedDeltaNetState
