@@ -529,3 +529,22 @@ def test_keys_and_values_decide_the_dtype() -> None:
     assert output.dtype == torch.bfloat16
     assert state.keys.dtype == state.values.dtype == torch.float32
     assert torch.equal(output, attention(q.bfloat16().float(), k, v.bfloat16().float()).output.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"causal": False}], ids=str)
+def test_gradients_are_finite_for_logits_of_a_million(dtype: torch.dtype, options: dict) -> None:
+    q, k, v = draw(2, 40, G=4)
+    q = q * (1e6 / torch.einsum("bthk,bshk->bhts", q, k).abs().max())
+    inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+    attention(*inputs, scale=1.0, **options).output.float().square().sum().backward()
+    for x in inputs:
+        assert x.grad is not None
+        assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("size", [1e6, 1e10, 1e20])
+def test_outputs_are_right_whatever_the_size_of_the_logits(size: float) -> None:
+    q, k, v = (x.float() for x in draw(2, 40))
+    exact = attention(q.double() * size, k.double(), v.double(), impl="reference").output
+    assert (attention(q * size, k, v, impl="torch").output - exact).abs().max() < 1e-5
