@@ -259,7 +259,7 @@ def test_a_chunk_is_a_power_of_two(chunk_size: int) -> None:
 
 
 def test_keys_that_wipe_the_whole_memory_leave_nothing() -> None:
-    """K orthogonal keys at β = 1 erase all but rounding, and three times over all but its cube, in chunks of at most K."""
+    """K orthogonal keys at β = 1 erase all but rounding, and three times over, chunk by chunk, all but its cube."""
     K = 16
     q, _ = torch.linalg.qr(torch.randn(K, K, dtype=torch.float64))
     keys = q[torch.arange(3 * K) % K][None, :, None].float()

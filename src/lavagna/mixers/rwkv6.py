@@ -46,8 +46,9 @@ class RWKV6(Mixer):
         bonus [H, K] (u), r_proj, k_proj, v_proj, gate_proj, out_proj [D, D], norm [H, K].
 
     Initialisation: of the parameters named here the authors', which changes with the layer's depth, at the middle
-        depth; the projections and the norm have torch's. With n = i/(D−1), w0 = −6 + 5 n^1.35; u = (1 − n)/2 + ((i + 1) mod 3 − 1)/10; μ_x, μ_w, μ_k = 1 − (i/D)^½, μ_v the same − .15,
-        μ_r, μ_g = 1 − (i/D)^¼; every A zero and every B uniform in ±.01.
+        depth; the others have torch's. With n = i/(D−1): w0 = −6 + 5 n^1.35; u = (1 − n)/2 + ((i + 1) mod 3 − 1)/10;
+        μ_x, μ_w, μ_k = 1 − (i/D)^½, μ_v the same − .15, μ_r, μ_g = 1 − (i/D)^¼; every A zero and every B uniform
+        in ±.01.
     """
 
     state_class = RWKV6State
