@@ -30,7 +30,7 @@ TIER = {part: number for number, parts in enumerate(TIERS) for part in parts}
 #: Imported inside functions only: they are slow to load, or need not be there.
 INSIDE_FUNCTIONS = frozenset(
     {f"{PACKAGE}._native", "triton", "transformers", "matplotlib", "pyarrow", "tokenizers"}
-    | {"fla", "gguf", "soundfile", "tensorboard", "torch.utils.tensorboard"}
+    | {"fla", "tensorboard", "torch.utils.tensorboard"}
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 
 import pytest
@@ -53,3 +54,14 @@ def test_extras_are_those_of_the_project() -> None:
     declared = project["optional-dependencies"]
     assert {extra: declared[extra][0].partition(">=")[0] for extra in EXTRAS} == EXTRAS
     assert set(declared) - set(EXTRAS) == {"peers", "dev"}
+
+
+def test_every_extra_is_used() -> None:
+    """An extra brings what some file of the package imports."""
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    unused = [
+        extra
+        for extra, name in EXTRAS.items()
+        if not re.search(rf"^\s*(import|from) ([\w.]+\.)?{name}\b", sources, re.MULTILINE)
+    ]
+    assert unused == []

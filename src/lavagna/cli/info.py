@@ -15,8 +15,6 @@ __all__ = ["EXTRAS", "gather", "info"]
 
 #: extra -> the distribution that it brings
 EXTRAS = {
-    "audio": "soundfile",
-    "gguf": "gguf",
     "hf": "transformers",
     "parquet": "pyarrow",
     "tensorboard": "tensorboard",
