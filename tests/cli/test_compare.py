@@ -99,7 +99,8 @@ def test_a_file_of_settings(run: Run, asked: list[CompareConfig], tmp_path: Path
 def test_it_ends_with_a_table_samples_the_verdict_and_the_report(
     run: Run, asked: list[CompareConfig], tmp_path: Path
 ) -> None:
-    status, out, err = run("--out", str(tmp_path))
+    folder = tmp_path / ("a-long-name" * 12)
+    status, out, err = run("--out", str(folder))
     assert status == 0
     lines = out.splitlines()
     (row,) = (line for line in lines if line.startswith("mamba  "))
@@ -108,8 +109,8 @@ def test_it_ends_with_a_table_samples_the_verdict_and_the_report(
     assert any(line.startswith("table of token pairs") and line.rstrip().endswith("3.500") for line in lines)
     assert "--- mamba goes on from 'import <b>':\nos & sys" in out
     assert out.index("WARNING: attention does not even beat") < out.index("mamba predicts held-out text best")
-    assert f"report: {tmp_path / 'report.html'}" in out
-    assert f"next:   lavagna generate {tmp_path / 'models/mamba'} 'a prompt'" in out
+    assert f"report: {folder / 'report.html'}" in out
+    assert f"next:   lavagna generate {folder / 'models/mamba'} 'a prompt'" in out
     assert "mamba, training: 2.4 bits per token (0 s)" in err
 
 

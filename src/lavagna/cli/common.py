@@ -15,10 +15,40 @@ if TYPE_CHECKING:
     from ..data import Tokenizer
     from ..models import LanguageModel
 
-__all__ = ["Device", "Opened", "Threads", "at_least", "choose_device", "duration", "open_model", "use_threads"]
+__all__ = [
+    "Column",
+    "Data",
+    "Device",
+    "Opened",
+    "Threads",
+    "TokenizerName",
+    "at_least",
+    "choose_device",
+    "duration",
+    "open_model",
+    "use_threads",
+]
 
 DEVICES = ("cpu", "cuda", "mps")
 
+Data = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Files, folders or glob patterns; .jsonl and .parquet give a document per line or row "
+        "(default: the sources of Python's standard library).",
+        show_default=False,
+    ),
+]
+TokenizerName = Annotated[
+    str | None,
+    typer.Option(
+        help="bytes (default); bpe:SIZE, trained on the data; or the path of a tokenizer.json.", metavar="NAME"
+    ),
+]
+Column = Annotated[
+    str | None,
+    typer.Option(help="Key or column of the text in .jsonl and .parquet files (default: text).", metavar="NAME"),
+]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda or mps.", metavar="NAME")]
 Threads = Annotated[
     int | None, typer.Option(help="CPU threads (default: as many as torch takes, one per core).", metavar="N")

@@ -13,7 +13,7 @@ import typer
 
 from ..errors import ConfigError, unknown_name
 from ..studies.stages import Watcher
-from .common import Device, Threads, choose_device, duration, use_threads
+from .common import Column, Data, Device, Threads, TokenizerName, choose_device, duration, use_threads
 
 __all__ = ["compare"]
 
@@ -23,14 +23,7 @@ TABLES = ("compare", "model", "training", "data")  # of a configuration file
 
 
 def compare(
-    data: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Files, folders or glob patterns; .jsonl and .parquet give a document per line or row "
-            "(default: the sources of Python's standard library).",
-            show_default=False,
-        ),
-    ] = None,
+    data: Data = None,
     candidates: Annotated[
         str | None,
         typer.Option(
@@ -72,16 +65,8 @@ def compare(
         int | None,
         typer.Option(help="Runs of each candidate; with 3 chance is measured, not assumed (default: 1).", metavar="N"),
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="bytes (default); bpe:SIZE, trained on the data; or the path of a tokenizer.json.", metavar="NAME"
-        ),
-    ] = None,
-    column: Annotated[
-        str | None,
-        typer.Option(help="Key or column of the text in .jsonl and .parquet files (default: text).", metavar="NAME"),
-    ] = None,
+    tokenizer: TokenizerName = None,
+    column: Column = None,
     pattern: Annotated[
         str | None, typer.Option(help="Of folders, read only files that match, such as '*.md'.", metavar="GLOB")
     ] = None,
@@ -281,9 +266,10 @@ def _tell(results: Mapping[str, Any], out: Path) -> None:
             mark = "WARNING: " if statement["kind"] == "warning" else ""
             console.print(f"{mark}{statement['text']}")
     console.print()
-    console.print(f"report: {out / 'report.html'} (with figures, and all that it does not show)")
+    # A path that is broken over two lines cannot be copied.
+    console.print(f"report: {out / 'report.html'} (with figures, and all that it does not show)", soft_wrap=True)
     quoted = shlex.quote(str(out / ranked[0]["folder"]))
-    console.print(f"next:   lavagna generate {quoted} 'a prompt'")
+    console.print(f"next:   lavagna generate {quoted} 'a prompt'", soft_wrap=True)
 
 
 def _quality(interval: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
-from .common import Device, Threads, choose_device, use_threads
+from .common import Column, Data, Device, Threads, TokenizerName, choose_device, use_threads
 from .progress import TrainingProgress, progress
 
 if TYPE_CHECKING:
@@ -22,14 +22,7 @@ __all__ = ["train"]
 
 
 def train(
-    data: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Files, folders or glob patterns; .jsonl and .parquet give a document per line or row "
-            "(default: the sources of Python's standard library).",
-            show_default=False,
-        ),
-    ] = None,
+    data: Data = None,
     config: Annotated[
         Path | None,
         typer.Option(help=r"TOML file with the tables \[model], \[training] and \[data].", metavar="FILE"),
@@ -68,16 +61,8 @@ def train(
     seed: Annotated[
         int | None, typer.Option(help="Of the initialisation and the order of the data (default: 0).", metavar="N")
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="bytes (default); bpe:SIZE, trained on the data; or the path of a tokenizer.json.", metavar="NAME"
-        ),
-    ] = None,
-    column: Annotated[
-        str | None,
-        typer.Option(help="Key or column of the text in .jsonl and .parquet files (default: text).", metavar="NAME"),
-    ] = None,
+    tokenizer: TokenizerName = None,
+    column: Column = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
