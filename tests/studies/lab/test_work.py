@@ -43,12 +43,19 @@ def test_results_come_in_order_and_progress_reaches_the_end(processes: int) -> N
     assert done[-1] == (300 if processes else 250)
 
 
-def test_processes_have_the_threads_they_are_given() -> None:
+def test_processes_multiply_matrices_with_one_thread() -> None:
     before = {name: os.environ.get(name) for name in THREADS}
     with Work(1) as work:
         assert work.map(threads, [None]) == [dict.fromkeys(THREADS, "1")]
-        assert work.alone(threads, None, threads=3) == dict.fromkeys(THREADS, "3")
     assert {name: os.environ.get(name) for name in THREADS} == before
+
+
+def test_what_an_earlier_piece_told_too_late_is_no_progress_of_this_one() -> None:
+    with Work(1) as work:
+        work.map(square, [1, 2, 3])
+        assert work._pool is not None
+        work._pool.shares.put(((1, 2), 0.9))
+        assert work.map(square, [4]) == [16]
 
 
 def test_a_fault_in_one_piece_ends_the_others() -> None:

@@ -26,7 +26,7 @@ ROUNDS = 6  # of which each token's fastest counts
 
 def measure(work: Work, *, new: int = NEW) -> Values:
     return {
-        **work.alone(both_ways, new, threads=1),
+        **work.map(both_ways, [new])[0],
         "cache_mib": cache_bytes(LAYERS, HEADS.groups, WIDTH // HEADS.h, PROMPT + NEW) / 2**20,
         "large_gib": cache_bytes(32, 32, 128, 4096, 2) / 2**30,
         "large_one_group_gib": cache_bytes(32, 1, 128, 4096, 2) / 2**30,

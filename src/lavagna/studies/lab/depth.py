@@ -11,7 +11,7 @@ from ...scratch import cross_entropy, cross_entropy_backward
 from ...scratch.block import Norm
 from ...tasks import batch
 from .copy_sort import WINDOW, outcome
-from .drawing import line
+from .drawing import legend_above, line
 from .experiment import Drawing, Experiment, Table, Values
 from .training import BATCH, Shape, Training
 from .work import Work
@@ -109,7 +109,7 @@ def _draw_loss(values: Values, axes: list[Axes]) -> None:
         panel.set_ylim(2e-3, 5)
         panel.set(title=f"{layers} layers", xlabel="step")
     axes[0].set_ylabel("loss")
-    axes[0].legend(fontsize=8)
+    legend_above(axes[0])
 
 
 def _draw_gradients(values: Values, axes: list[Axes]) -> None:
@@ -118,6 +118,7 @@ def _draw_gradients(values: Values, axes: list[Axes]) -> None:
             panel.plot(range(1, len(found) + 1), found, label=f"{norm}-norm", **line(i, marker=True))
         panel.set_yscale("log")
         panel.set_ylim(0.1, 20)
+        panel.set_xticks(range(1, len(found) + 1, 1 if len(found) < 9 else 5))
         panel.set(title=f"{layers} layers", xlabel="block")
     axes[0].set_ylabel("norm of the gradient")
     axes[0].legend()

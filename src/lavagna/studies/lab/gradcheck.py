@@ -22,20 +22,23 @@ NORMS: tuple[Norm, ...] = ("pre", "post")
 VOCABULARY, ROWS, TOKENS = 21, 3, 12
 COORDINATES = 6  # of each tensor
 SMALLEST = 1e-6  # derivative that a relative error is taken of
+FLOOR = 1e-12  # of the figure
 
 
 def measure(work: Work) -> Values:
     pieces = [(norm, step) for norm in NORMS for step in STEPS]
     checks = work.map(one_check, pieces)
     values: Values = {norm: {} for norm in NORMS}
-    for (norm, step), check in zip(pieces, checks, strict=True):
+    for (norm, step), (names, check) in zip(pieces, checks, strict=True):
+        values[norm]["coordinates"] = names  # the same at every step
         values[norm][step] = check
     for found in values.values():
         found["worse"] = found[STEPS[-1]]["largest"] / found[STEPS[0]]["largest"]
     return values
 
 
-def one_check(piece: tuple[Norm, str], tick: Tick) -> Values:
+def one_check(piece: tuple[Norm, str], tick: Tick) -> tuple[list[str], Values]:
+    """The coordinates that are checked, and what comes of them."""
     norm, epsilon = piece
     rng = np.random.default_rng(0)
     config = Config(VOCABULARY, d=16, heads=4, layers=2, d_ff=64, t_max=TOKENS + 1, norm=norm)
@@ -59,10 +62,9 @@ def one_check(piece: tuple[Norm, str], tick: Tick) -> Values:
         checked.append(coordinate)
         tick(list(decoder.params).index(coordinate.name) / len(decoder.params))
     smooth = [c.error for c in checked if not c.kink]
-    return {
-        "coordinates": [[f"{c.name}[{c.at}]", c.error, c.kink] for c in checked],
-        "checked": len(checked),
-        "kinks": len(checked) - len(smooth),
+    return [f"{c.name}[{c.at}]" for c in checked], {
+        "errors": [float(f"{c.error:.3g}") for c in checked],
+        "kinks": [i for i, c in enumerate(checked) if c.kink],
         "largest": max(c.error for c in checked),
         "largest_without_kink": max(smooth),
     }
@@ -75,17 +77,18 @@ def tables(values: Values) -> dict[str, Table]:
             step,
             f"{at['largest']:.1e}",
             f"{at['largest_without_kink']:.1e}",
-            f"{at['kinks']} of {at['checked']}",
+            f"{len(at['kinks'])} of {len(at['errors'])}",
         )
         for norm in NORMS
         for step, at in ((step, values[norm][step]) for step in STEPS)
     ]
     titles = ("block", "ε", "largest error", "without kinks", "coordinates that cross a kink")
-    worst = [
-        (f"{norm}-norm", name, f"{error:.1e}", "yes" if kink else "no")
-        for norm in NORMS
-        for name, error, kink in sorted(values[norm][STEPS[-1]]["coordinates"], key=lambda c: -c[1])[:5]
-    ]
+    worst = []
+    for norm in NORMS:
+        at = values[norm][STEPS[-1]]
+        for i in sorted(range(len(at["errors"])), key=lambda i: -at["errors"][i])[:5]:
+            kink = "yes" if i in at["kinks"] else "no"
+            worst.append((f"{norm}-norm", values[norm]["coordinates"][i], f"{at['errors'][i]:.1e}", kink))
     return {
         "errors": Table(titles, rows),
         "worst": Table(("block", "coordinate", "error at ε = 1e-4", "crosses a kink"), worst),
@@ -94,20 +97,14 @@ def tables(values: Values) -> dict[str, Table]:
 
 def _draw(values: Values, axes: list[Axes]) -> None:
     for panel, step in zip(axes, STEPS, strict=True):
-        coordinates = values["pre"][step]["coordinates"]
-        for i, (kink, label) in enumerate(((False, "smooth"), (True, "crosses a kink"))):
-            at = [place for place, c in enumerate(coordinates) if c[2] is kink]
-            panel.plot(
-                at,
-                [max(coordinates[place][1], 1e-12) for place in at],
-                "os"[i],
-                color=colour(i),
-                markersize=3.5,
-                label=label,
-            )
+        errors, kinks = values["pre"][step]["errors"], values["pre"][step]["kinks"]
+        smooth = [i for i in range(len(errors)) if i not in kinks]
+        for i, (at, label) in enumerate(((smooth, "smooth"), (kinks, "crosses a kink"))):
+            shown = [max(errors[place], FLOOR) for place in at]
+            panel.plot(at, shown, "os"[i], color=colour(i), markersize=3.5, label=label)
         panel.axhline(1e-3, color=FAINT, linewidth=1)
         panel.set_yscale("log")
-        panel.set_ylim(1e-12, 1)
+        panel.set_ylim(FLOOR, 1)
         panel.set(title=f"ε = {float(step):.0e}", xlabel="coordinate")
     axes[0].set_ylabel("relative error")
     axes[2].legend(loc="center right")

@@ -48,7 +48,7 @@ REPEATED = {str(m): Case(64, 16, distractors=m, kinds=8) for m in DISTRACTORS}
 DISTINCT = {str(m): Case(64, 16, distractors=m) for m in DISTRACTORS}
 SIZES = (16, 32, 64, 128)
 SHARES = (0.25, 0.5, 1.0, 2.0)  # pairs beside d
-CAPACITY = {f"{d} {share}": Case(d, int(share * d)) for d in SIZES for share in SHARES}
+CAPACITY = {f"{d} {int(share * d)}": Case(d, int(share * d)) for d in SIZES for share in SHARES}
 RANKING = {"128": Case(64, 128)}
 GROUPS = {
     "rewritten": REWRITTEN,
@@ -157,7 +157,7 @@ def _draw_distractors(values: Values, axes: list[Axes]) -> None:
         panel.axhline(1 / 16, color=FAINT, linewidth=1)
         panel.set(title=title, xlabel="distractors", ylim=(0, 1.05))
     axes[0].set_ylabel("nearest value is right")
-    axes[1].legend(loc="center right")
+    axes[1].legend(loc="center right", bbox_to_anchor=(1, 0.62))
 
 
 def _draw_capacity(values: Values, axes: list[Axes]) -> None:
@@ -165,7 +165,7 @@ def _draw_capacity(values: Values, axes: list[Axes]) -> None:
         axes, (("error", "squared error"), ("nearest", "nearest value is right")), strict=True
     ):
         for i, rule in enumerate(RULES):
-            at = [values["capacity"][f"64 {share}"][rule][metric] for share in SHARES]
+            at = [values["capacity"][f"64 {int(64 * share)}"][rule][metric] for share in SHARES]
             panel.plot(SHARES, at, label=TITLES[rule], **line(i, marker=True))
         panel.set_xscale("log", base=2)
         panel.set_xticks(SHARES, [str(int(64 * share)) for share in SHARES])

@@ -27,7 +27,7 @@ WAYS = {"attention": "attention", "recurrent": "delta rule, recurrent", "chunked
 
 
 def measure(work: Work, *, lengths: tuple[int, ...] = LENGTHS) -> Values:
-    timed = work.alone(timings, lengths, threads=1)
+    (timed,) = work.map(timings, [lengths])
     slopes = {way: float(np.polyfit(np.log(lengths), np.log(list(at.values())), 1)[0]) for way, at in timed.items()}
     memory = {
         str(T): {"scores": T * T * 8 / 2**20, "inputs": 3 * T * D_K * 8 / 2**20, "state": D_K * D_K * 8 / 2**20}

@@ -67,18 +67,8 @@ class Work:
         if not self.processes:
             return [function(item, self._here(i, len(items))) for i, item in enumerate(items)]
         if self._pool is None:
-            self._pool = _Pool(self.processes, threads=1)
+            self._pool = _Pool(self.processes)
         return self._pool.map(function, items, self.report)
-
-    def alone(self, function: Callable[[T, Tick], R], item: T, *, threads: int) -> R:
-        """function(item, tick) while nothing else runs, with so many threads for matrix products: to take times."""
-        if not self.processes:
-            return function(item, self._here(0, 1))
-        pool = _Pool(1, threads)
-        try:
-            return pool.map(function, [item], self.report)[0]
-        finally:
-            pool.close()
 
     def trained(self, trainings: Sequence[Training]) -> list[Trained]:
         """What comes of trainings; of those that were done before, what came of them."""
@@ -95,23 +85,24 @@ class Work:
 class _Pool:
     """Processes that tell how far they are and leave their work when they are told to."""
 
-    def __init__(self, processes: int, threads: int) -> None:
-        self.threads = threads
+    def __init__(self, processes: int) -> None:
         # Spawned, not forked: a library that is loaded has read its number of threads.
         context = get_context("spawn")
         self.shares: Any = context.Queue()
         self.stop: Any = context.Event()
+        self.maps = 0
         self.executor = ProcessPoolExecutor(
             processes, mp_context=context, initializer=_begin, initargs=(self.shares, self.stop)
         )
 
     def map(self, function: Callable[[T, Tick], R], items: Sequence[T], report: Callable[[int, int], None]) -> list[R]:
+        self.maps += 1
         done = [0.0] * len(items)
         report(0, 100 * len(items))
         try:
-            with _environment(self.threads):
+            with _one_thread():
                 futures: list[Future[R]] = [
-                    self.executor.submit(_piece, function, i, item) for i, item in enumerate(items)
+                    self.executor.submit(_piece, function, item, (self.maps, i)) for i, item in enumerate(items)
                 ]
             pending: set[Future[R]] = set(futures)
             while pending:
@@ -125,17 +116,19 @@ class _Pool:
                         done[i] = 1.0
                 report(round(100 * sum(done)), 100 * len(items))
         except BaseException:
-            self.stop.set()
-            self.executor.shutdown(cancel_futures=True)
+            self.close()
             raise
         return [future.result() for future in futures]
 
     def _reported(self) -> Iterator[tuple[int, float]]:
+        """What the pieces of this map have told; what those of an earlier one told too late is dropped."""
         while True:
             try:
-                yield self.shares.get_nowait()
+                (number, i), share = self.shares.get_nowait()
             except Empty:
                 return
+            if number == self.maps:
+                yield i, share
 
     def close(self) -> None:
         self.stop.set()
@@ -143,10 +136,10 @@ class _Pool:
 
 
 @contextmanager
-def _environment(threads: int) -> Iterator[None]:
-    """Processes that are begun in here have so many threads."""
+def _one_thread() -> Iterator[None]:
+    """Processes that are begun in here multiply matrices with one thread."""
     before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, str(threads)))
+    os.environ.update(dict.fromkeys(THREADS, "1"))
     try:
         yield
     finally:
@@ -164,14 +157,16 @@ _stop: Any = None
 def _begin(shares: Any, stop: Any) -> None:
     global _shares, _stop
     _shares, _stop = shares, stop
+    # Who is told to stop shall not wait until somebody reads how far it is.
+    shares.cancel_join_thread()
     # Ctrl-C reaches every process of a terminal; the one that was called tells the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _piece(function: Callable[[T, Tick], R], i: int, item: T) -> R:
+def _piece(function: Callable[[T, Tick], R], item: T, place: tuple[int, int]) -> R:
     def tick(share: float) -> None:
         if _stop.is_set():
             raise Stopped
-        _shares.put((i, share))
+        _shares.put((place, share))
 
     return function(item, tick)
