@@ -93,7 +93,7 @@ def test_a_table_for_people(lavagna: Command, trained: Path, texts: Path, tmp_pa
     assert [line.split()[0] for line in lines[4:]] == ["0–7", "8–15", "16–31"]
     (tmp_path / "one").write_text("one document alone")
     alone = lavagna("evaluate", trained, tmp_path / "one", "--context", 0).out
-    assert "bits per byte (95 % interval: unknown, of one document)" in alone
+    assert "bits per byte (95 % interval: unknown, of fewer than 6 documents)" in alone
     assert "1 document, 18 bytes (all of the data), read through" in alone
     unknown = result(lavagna, trained, tmp_path / "one", "--context", 0)["bits_per_byte"]
     assert (unknown["low"], unknown["high"]) == (None, None)

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from lavagna.errors import InputError
-from lavagna.evaluation import Interval, Scores, bits_per_byte, by_position, paired_difference
+from lavagna.evaluation import (
+    LEAST_DOCUMENTS,
+    Interval,
+    Scores,
+    bits_per_byte,
+    by_position,
+    paired_difference,
+    position_change,
+)
 
 
 def make_scores(bits: np.ndarray, sizes: np.ndarray) -> Scores:
@@ -73,38 +81,53 @@ def test_identical_models_cannot_be_told_apart() -> None:
     same = paired_difference([one], [one])
     assert same == Interval(0, 0, 0)
     assert not same.excludes_zero
-    seeds = paired_difference([one, two], [one, two])
-    assert seeds.value == 0
-    assert seeds.low < 0 < seeds.high
-    assert not seeds.excludes_zero
+    assert paired_difference([one, two], [two, one]).value == 0
 
 
-def test_seeds_add_to_the_doubt() -> None:
+def test_runs_are_averaged_and_not_drawn_again() -> None:
     bits, sizes = draw(np.random.default_rng(4))
-    steady = bits_per_byte([make_scores(bits, sizes)] * 3)
-    spread = bits_per_byte([make_scores(bits + shift * sizes, sizes) for shift in (-0.5, 0.0, 0.5)])
-    assert spread.value == pytest.approx(steady.value)
-    assert spread.high - spread.low > 1.3 * (steady.high - steady.low)
+    runs = [make_scores(bits + shift * sizes, sizes) for shift in (-0.5, 0.0, 0.5)]
+    mean = [make_scores(bits, sizes)]
+    assert bits_per_byte(runs) == pytest.approx(bits_per_byte(mean))
+    assert by_position(runs)[1][2] == pytest.approx(by_position(mean)[1][2])
 
 
-def test_of_one_document_nothing_is_known() -> None:
-    scores = make_scores(np.array([10.0]), np.array([5]))
-    assert bits_per_byte([scores]) == Interval(2.0, -math.inf, math.inf)
-    assert not paired_difference([scores], [make_scores(np.array([20.0]), np.array([5]))]).excludes_zero
+@pytest.mark.parametrize("documents", [1, LEAST_DOCUMENTS - 1, LEAST_DOCUMENTS])
+def test_of_too_few_documents_nothing_is_known(documents: int) -> None:
+    scores = make_scores(np.arange(10.0, 10.0 + documents), np.full(documents, 5))
+    other = make_scores(np.full(documents, 20.0), np.full(documents, 5))
+    found = [bits_per_byte([scores]), by_position([scores])[0][2], position_change([scores], 0, 1)]
+    found.append(paired_difference([scores], [other]))
+    assert all(math.isinf(i.low) and math.isinf(i.high) for i in found) == (documents < LEAST_DOCUMENTS)
+    assert all(math.isfinite(i.low) and math.isfinite(i.high) for i in found) == (documents >= LEAST_DOCUMENTS)
+
+
+def test_a_change_of_position_is_paired_by_document() -> None:
+    """Documents differ by far more than positions do, and those that end early do not count."""
+    generator = np.random.default_rng(7)
+    rates = generator.gamma(4, 0.5, 60)
+    sizes = np.tile([100, 100], (60, 1))
+    bits = sizes * (rates[:, None] + [0.0, 0.05])
+    bits[50:, 0], bits[50:, 1], sizes[50:, 1] = 900.0, 0.0, 0
+    scores = Scores(np.arange(60), bits.sum(1), sizes.sum(1), np.array([0, 8, 16]), bits, sizes)
+    near, far = (interval for *_, interval in by_position([scores]))
+    assert far.low < near.high
+    change = position_change([scores], 0, 1)
+    assert tuple(change) == pytest.approx((0.05, 0.05, 0.05))
 
 
 def test_a_position_that_few_documents_reach() -> None:
     """Bins without text are left out, one document's has no interval, and draws without it do not count."""
-    bits = np.array([[8.0, 4.0, 0.0], [6.0, 0.0, 0.0], [9.0, 0.0, 0.0]])
-    sizes = np.array([[4, 2, 0], [4, 0, 0], [4, 0, 0]])
-    scores = Scores(np.arange(3), bits.sum(1), sizes.sum(1), np.array([0, 8, 16, 32]), bits, sizes)
+    bits = np.array([[8.0, 4.0, 0.0]] + [[6.0, 0.0, 0.0], [9.0, 0.0, 0.0]] * 4)
+    sizes = np.array([[4, 2, 0]] + [[4, 0, 0]] * 8)
+    scores = Scores(np.arange(9), bits.sum(1), sizes.sum(1), np.array([0, 8, 16, 32]), bits, sizes)
     first, second = by_position([scores])
     assert first[:2] == (0, 8)
     assert first[2].low < first[2].value < first[2].high
     assert second == (8, 16, Interval(2.0, -math.inf, math.inf))
-    sizes[1, 1], bits[1, 1] = 2, 8.0
+    sizes[1:LEAST_DOCUMENTS, 1], bits[1:LEAST_DOCUMENTS, 1] = 2, 8.0
     shallow = by_position([scores._replace(position_bits=bits, position_bytes=sizes)])[1][2]
-    assert (shallow.low, shallow.value, shallow.high) == (2.0, 3.0, 4.0)
+    assert 2.0 <= shallow.low < shallow.value < shallow.high == 4.0
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:

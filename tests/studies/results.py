@@ -58,6 +58,9 @@ def candidate(
         "bits_per_byte": interval(bits),
         "runs": [bits],
         "by_position": [{"from": low, "to": high, **interval(value)} for low, high, value in places],
+        "beyond": None
+        if beyond is None
+        else {"near": {"from": 128, "to": 256}, "far": {"from": 512, "to": 1024}, **interval(beyond - bits, 0.02)},
         "curve": {"tokens": [1000 * i for i in range(1, 31)], "bits": [bits + 3 / i for i in range(1, 31)]},
         "flops": {"training": 1_000_000, "generation": 300_000},
         "memory": [{"context": 256, "bytes": state[0]}, {"context": 4096, "bytes": state[1]}],

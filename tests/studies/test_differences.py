@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from lavagna.evaluation import Scores, intervals
-from lavagna.studies.differences import ASSUMED_SPREAD, SeedSpread, difference, quality, seed_spread, student
+from lavagna.studies.differences import (
+    ASSUMED_SPREAD,
+    SeedSpread,
+    beyond,
+    difference,
+    positions,
+    quality,
+    seed_spread,
+    student,
+)
 
 UNKNOWN = SeedSpread(None, 0)
 
@@ -48,6 +57,28 @@ def test_the_interval_of_a_candidate_covers_seeds_as_often_as_it_says() -> None:
     assert 0.92 < held / 400 < 0.98
     alone = quality(runs[:1], UNKNOWN)
     assert alone.low == pytest.approx(alone.high)
+
+
+def test_intervals_by_position_cover_seeds_as_often_as_they_say() -> None:
+    """As above, for bins of positions: bins 0 and 1 within a window of 16 tokens, bin 2 past it."""
+    generator = np.random.default_rng(3)
+    held = np.zeros(2)
+    sizes = np.full((10, 3), 1000)
+    for seeds in generator.normal(0.0, 0.1, (300, 3, 3)):
+        runs = []
+        for seed in seeds:
+            bits = np.tile(1000 * (2.0 + seed), (10, 1))
+            runs.append(Scores(np.arange(10), bits.sum(1), sizes.sum(1), np.array([0, 8, 16, 32]), bits, sizes))
+        last = positions(runs, [runs])[2]
+        assert last[:2] == (16, 32)
+        change = beyond(runs, [runs], 16)
+        assert change is not None
+        assert change[:2] == ((8, 16), (16, 32))
+        held += [last[2].low <= 2.0 <= last[2].high, change[2].low <= 0.0 <= change[2].high]
+    assert ((held / 300 > 0.91) & (held / 300 < 0.985)).all()
+    assert beyond(runs, [runs], 32) is None
+    few = [run._replace(**{k: v[:5] for k, v in run._asdict().items() if k != "bins"}) for run in runs]
+    assert beyond(few, [few], 16) is None
 
 
 def test_without_repetitions_a_small_difference_is_not_sure_however_many_documents_agree() -> None:

@@ -162,7 +162,9 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _ends(interval: dict[str, float | None], digits: int) -> str:
+    from ..evaluation import LEAST_DOCUMENTS
+
     low, high = interval["low"], interval["high"]
     if low is None or high is None:
-        return "unknown, of one document"
+        return f"unknown, of fewer than {LEAST_DOCUMENTS} documents"
     return f"{low:.{digits}f} to {high:.{digits}f}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from .intervals import Interval, bits_per_byte, by_position, paired_difference
+from .intervals import LEAST_DOCUMENTS, Interval, bits_per_byte, by_position, paired_difference, position_change
 from .scoring import Pieces, Scores, choose_pieces, framed, position_bins, score, windows_per_part
 
 __all__ = [
+    "LEAST_DOCUMENTS",
     "Interval",
     "Pieces",
     "Scores",
@@ -15,6 +16,7 @@ __all__ = [
     "framed",
     "paired_difference",
     "position_bins",
+    "position_change",
     "score",
     "windows_per_part",
 ]

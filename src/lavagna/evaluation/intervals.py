@@ -1,4 +1,8 @@
-"""How sure a figure is: bootstrap intervals over documents, and over runs and documents together."""
+"""How sure a figure is: bootstrap intervals over documents.
+
+Runs that differ in their seed are averaged: drawing two to five of them again would give intervals that are too
+narrow. What seeds add is a matter of :mod:`lavagna.studies.differences`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,17 @@ import numpy as np
 from ..errors import InputError
 from .scoring import Scores
 
-__all__ = ["Interval", "bits_per_byte", "by_position", "paired_difference"]
+__all__ = ["LEAST_DOCUMENTS", "Interval", "bits_per_byte", "by_position", "paired_difference", "position_change"]
 
 RESAMPLES = 2000
 DRAWN_AT_ONCE = 1 << 20  # numbers of documents
 
+#: of fewer documents a bootstrap says 95 % and means much less (of five, 85 % at best)
+LEAST_DOCUMENTS = 6
+
 
 class Interval(NamedTuple):
-    """A figure with the ends of its interval; one document gives (−∞, ∞), for nothing is known then."""
+    """A figure with the ends of its interval; too few documents give (−∞, ∞), for nothing is known then."""
 
     value: float
     low: float
@@ -31,14 +38,17 @@ class Interval(NamedTuple):
 
 
 def bits_per_byte(runs: Sequence[Scores], *, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Bits per byte, averaged over runs, with a bootstrap interval over runs and documents together.
+    """Bits per byte, averaged over runs, with a bootstrap interval over documents.
 
-        Σ_d bits_d / Σ_d bytes_d, of documents (and runs) drawn again with replacement, 2000 times
+        Σ_d bits_d / Σ_d bytes_d, of documents drawn again with replacement, 2000 times
 
     Args:
         runs: scores of the same documents by models that differ in their seed alone; one is enough.
         confidence: share of the resamples within the interval.
         seed: of the resampling.
+
+    Returns:
+        The interval, unbounded where fewer than LEAST_DOCUMENTS documents were scored.
 
     Raises:
         InputError: no runs, or runs that scored different documents.
@@ -46,22 +56,19 @@ def bits_per_byte(runs: Sequence[Scores], *, confidence: float = 0.95, seed: int
     Source: percentile bootstrap (Efron & Tibshirani 1993); tokens within a document depend on each other, so
     documents are drawn, not tokens.
     """
-    _check(runs)
-    bits, sizes = _totals(runs), runs[0].bytes[:, None]
-    return _intervals(_values(bits, sizes), _resample(bits, sizes, seed), sizes, confidence)[0]
+    bits, sizes = _mean_bits(runs), runs[0].bytes[:, None]
+    return _intervals(bits.sum(0) / sizes.sum(0), _resample(bits, sizes, seed), sizes, confidence)[0]
 
 
 def paired_difference(a: Sequence[Scores], b: Sequence[Scores], *, confidence: float = 0.95, seed: int = 0) -> Interval:
     """Bits per byte of `a` minus those of `b`, on the same documents (negative: a is better).
 
-    Both are taken from the same draw of documents each time, so what makes a document hard or easy cancels;
-    runs are drawn for each by itself. Arguments and errors as in :func:`bits_per_byte`.
+    Both are taken from the same draw of documents each time, so what makes a document hard or easy cancels.
+    Arguments and errors as in :func:`bits_per_byte`.
     """
     _check([*a, *b])
-    _check(b)
-    a_bits, b_bits, sizes = _totals(a), _totals(b), a[0].bytes[:, None]
-    draws = _resample(a_bits, sizes, seed) - _resample(b_bits, sizes, seed, own_runs=1)
-    return _intervals(_values(a_bits, sizes) - _values(b_bits, sizes), draws, sizes, confidence)[0]
+    bits, sizes = _mean_bits(a) - _mean_bits(b), a[0].bytes[:, None]
+    return _intervals(bits.sum(0) / sizes.sum(0), _resample(bits, sizes, seed), sizes, confidence)[0]
 
 
 def by_position(runs: Sequence[Scores], *, confidence: float = 0.95, seed: int = 0) -> list[tuple[int, int, Interval]]:
@@ -70,12 +77,36 @@ def by_position(runs: Sequence[Scores], *, confidence: float = 0.95, seed: int =
     Arguments and errors as in :func:`bits_per_byte`.
     """
     _check(runs)
-    bits, sizes = np.stack([run.position_bits for run in runs]), runs[0].position_bytes
+    bits, sizes = np.mean([run.position_bits for run in runs], axis=0), runs[0].position_bytes
     held = sizes.any(0)
     edges = zip(runs[0].bins[:-1][held].tolist(), runs[0].bins[1:][held].tolist(), strict=True)
-    bits, sizes = bits[:, :, held], sizes[:, held]
-    found = _intervals(_values(bits, sizes), _resample(bits, sizes, seed), sizes, confidence)
+    bits, sizes = bits[:, held], sizes[:, held]
+    found = _intervals(bits.sum(0) / sizes.sum(0), _resample(bits, sizes, seed), sizes, confidence)
     return [(low, high, interval) for (low, high), interval in zip(edges, found, strict=True)]
+
+
+def position_change(
+    runs: Sequence[Scores], near: int, far: int, *, confidence: float = 0.95, seed: int = 0
+) -> Interval:
+    """Bits per byte in one position bin minus those in another, of the documents that have text in both.
+
+    Both are taken from the same draw of documents each time, so what makes a document hard or easy cancels.
+
+    Args:
+        runs, confidence, seed: as in :func:`bits_per_byte`.
+        near, far: numbers of the bins; positive: `far` needs more.
+
+    Raises:
+        InputError: as there, or no document has text in both.
+    """
+    _check(runs)
+    sizes = runs[0].position_bytes[:, [near, far]]
+    both = sizes.all(1)
+    if not both.any():
+        raise InputError(f"expected a document with text in the position bins {near} and {far}, got none")
+    bits, sizes = np.mean([run.position_bits for run in runs], axis=0)[both][:, [near, far]], sizes[both]
+    value, draws = np.diff(bits.sum(0) / sizes.sum(0)), np.diff(_resample(bits, sizes, seed), axis=1)
+    return _intervals(value, draws, sizes[:, :1], confidence)[0]
 
 
 def _check(runs: Sequence[Scores]) -> None:
@@ -86,34 +117,26 @@ def _check(runs: Sequence[Scores]) -> None:
             raise InputError("expected runs that scored the same documents, got different ones")
 
 
-def _totals(runs: Sequence[Scores]) -> np.ndarray:
-    """Bits [runs, documents, 1]."""
-    return np.stack([run.bits for run in runs])[:, :, None]
+def _mean_bits(runs: Sequence[Scores]) -> np.ndarray:
+    """Bits [documents, 1], averaged over runs."""
+    _check(runs)
+    return np.mean([run.bits for run in runs], axis=0)[:, None]
 
 
-def _values(bits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Bits [runs, documents, k] and bytes [documents, k] -> bits per byte [k], averaged over runs."""
-    return bits.mean(0).sum(0) / sizes.sum(0)
+def _resample(bits: np.ndarray, sizes: np.ndarray, seed: int) -> np.ndarray:
+    """Bits and bytes [documents, k] -> bits per byte of documents drawn again: float64 [RESAMPLES, k].
 
-
-def _resample(bits: np.ndarray, sizes: np.ndarray, seed: int, own_runs: int = 0) -> np.ndarray:
-    """Draw documents and runs again: float64 [RESAMPLES, k], NaN where a draw has no byte.
-
-    `own_runs` gives other draws of runs, the same of documents.
+    NaN where a draw has no byte.
     """
-    documents = np.random.default_rng([seed, 0])
-    runs = np.random.default_rng([seed, 1 + own_runs])
-    n_runs, n, k = bits.shape
-    flat = bits.transpose(1, 0, 2).reshape(n, n_runs * k)
+    generator = np.random.default_rng([seed, 0])
+    n, k = bits.shape
     draws = np.full((RESAMPLES, k), np.nan)
     at_once = max(DRAWN_AT_ONCE // n, 1)
     for first in range(0, RESAMPLES, at_once):
         part = draws[first : first + at_once]
-        counts = _counts(documents, len(part), n)
-        shares = _counts(runs, len(part), n_runs) / n_runs
-        mean = np.einsum("drk,dr->dk", (counts @ flat).reshape(len(part), n_runs, k), shares)
+        counts = _counts(generator, len(part), n)
         total = counts @ sizes
-        np.divide(mean, total, out=part, where=total > 0)
+        np.divide(counts @ bits, total, out=part, where=total > 0)
     return draws
 
 
@@ -124,7 +147,7 @@ def _counts(generator: np.random.Generator, draws: int, n: int) -> np.ndarray:
 
 
 def _intervals(values: np.ndarray, draws: np.ndarray, sizes: np.ndarray, confidence: float) -> list[Interval]:
-    known = (sizes > 0).sum(0) > 1
+    known = (sizes > 0).sum(0) >= LEAST_DOCUMENTS
     low, high = np.nanquantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
     low, high = np.where(known, low, -math.inf), np.where(known, high, math.inf)
     return [Interval(*map(float, triple)) for triple in zip(values, low, high, strict=True)]

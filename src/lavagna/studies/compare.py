@@ -26,11 +26,11 @@ import torch
 from .. import __version__
 from ..data import Corpus
 from ..errors import ConfigError
-from ..evaluation import Scores, bits_per_byte, by_position
+from ..evaluation import Interval, Scores, bits_per_byte
 from ..report import write_report
 from .candidates import parse_candidates
 from .config import CompareConfig
-from .differences import difference, quality, seed_spread
+from .differences import beyond, difference, positions, quality, seed_spread
 from .machine import processor
 from .measures import (
     MEASURED,
@@ -154,10 +154,12 @@ def _results(study: Study) -> dict[str, Any]:
     samples = write_samples(study)
 
     trained = [[run.trained for run in runs] for runs in scores]
-    groups: dict[tuple[int, float], list[Scores]] = {}
+    longer = [[run.beyond for run in runs] for runs in scores]
+    groups: dict[tuple[int, float], list[Quality]] = {}
     for i in everyone:
-        groups.setdefault((study.first_equal(i), rates[i]["chosen"]), []).extend(trained[i])
-    seeds = seed_spread(list(groups.values()))
+        groups.setdefault((study.first_equal(i), rates[i]["chosen"]), []).extend(scores[i])
+    seeds = seed_spread([[run.trained for run in group] for group in groups.values()])
+    longer_groups = [[run.beyond for run in group] for group in groups.values()]
     candidates = [
         {
             "name": study.candidates[i].name,
@@ -169,8 +171,9 @@ def _results(study: Study) -> dict[str, Any]:
             "runs": [run.bits_per_byte for run in trained[i]],
             "by_position": [
                 {"from": low, "to": high, **_interval(*interval)}
-                for low, high, interval in by_position([run.beyond for run in scores[i]])
+                for low, high, interval in positions(longer[i], longer_groups)
             ],
+            "beyond": _change(beyond(longer[i], longer_groups, study.config.context)),
             "curve": _mean_curve(curves[i]),
             "flops": flops[i],
             "memory": [{"context": at["context"], "bytes": at["state_bytes"]} for at in generation[i]],
@@ -229,6 +232,17 @@ def _interval(value: float, low: float, high: float) -> dict[str, float | None]:
     """An interval as JSON knows it: an end of which nothing is known is null."""
     ends = (end if math.isfinite(end) else None for end in (low, high))
     return dict(zip(("value", "low", "high"), (value, *ends), strict=True))
+
+
+def _change(found: tuple[tuple[int, int], tuple[int, int], Interval] | None) -> dict[str, Any] | None:
+    """A change from one span of positions to another."""
+    if found is None:
+        return None
+    spans = {
+        name: dict(zip(("from", "to"), span, strict=True))
+        for name, span in zip(("near", "far"), found[:2], strict=True)
+    }
+    return {**spans, **_interval(*found[2])}
 
 
 def _mean_curve(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -8,13 +8,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..evaluation import Interval, Scores, bits_per_byte, paired_difference
+from ..evaluation import (
+    LEAST_DOCUMENTS,
+    Interval,
+    Scores,
+    bits_per_byte,
+    by_position,
+    paired_difference,
+    position_change,
+)
 
-__all__ = ["ASSUMED_SPREAD", "Difference", "SeedSpread", "difference", "quality", "seed_spread", "student"]
+__all__ = [
+    "ASSUMED_SPREAD",
+    "Difference",
+    "SeedSpread",
+    "beyond",
+    "difference",
+    "positions",
+    "quality",
+    "seed_spread",
+    "student",
+]
 
 #: By how much, as a share of the bits per byte, two runs that differ in their seed alone are taken to differ at most
-#: (19 times in 20) where no repeated runs tell. Small models after a short training, as in the demo, were seen to have a
-#: standard deviation of 2 %, and two runs differ by 2.8 deviations at most; long training has less.
+#: (19 times in 20) where no repeated runs tell. Small models after a short training, as in the demo, were seen to have
+#: a standard deviation of 2 %, and two runs differ by up to 2.8 deviations; after long training it is less.
 ASSUMED_SPREAD = 0.05
 
 #: 97.5 % quantile of Student's t with 1, 2, ... degrees of freedom
@@ -65,11 +83,15 @@ def seed_spread(runs: Sequence[Sequence[Scores]]) -> SeedSpread:
 
     It is taken to be the same for all groups: few runs tell little of each.
     """
-    groups = [np.array([run.bits_per_byte for run in group]) for group in runs]
+    return _pooled([[run.bits_per_byte for run in group] for group in runs])
+
+
+def _pooled(groups: Sequence[Sequence[float]]) -> SeedSpread:
+    """The spread of any figure of runs, as :func:`seed_spread` says."""
     repeats = sum(len(group) - 1 for group in groups)
     if repeats == 0:
         return SeedSpread(None, 0)
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+    squares = sum(float(((np.array(group) - np.mean(group)) ** 2).sum()) for group in groups)
     return SeedSpread(math.sqrt(squares / repeats), repeats)
 
 
@@ -79,11 +101,65 @@ def quality(runs: Sequence[Scores], spread: SeedSpread) -> Interval:
     The half-widths of the two, t · s / sqrt(n) for seeds, are added as squares: drawing three runs again, as a
     bootstrap would, gives intervals that hold the truth three times in four only.
     """
-    documents = bits_per_byte([_mean(runs)])
-    seeds = 0.0
-    if spread.deviation is not None:
-        seeds = student(spread.repeats) * spread.deviation / math.sqrt(len(runs))
-    return Interval(*_widened(documents, seeds))
+    return Interval(*_widened(bits_per_byte(runs), _of_seeds(spread, len(runs))))
+
+
+def _of_seeds(spread: SeedSpread, runs: int) -> float:
+    """Half the width that seeds give to a mean over runs; 0 where nothing was repeated."""
+    return 0.0 if spread.deviation is None else student(spread.repeats) * spread.deviation / math.sqrt(runs)
+
+
+def positions(runs: Sequence[Scores], groups: Sequence[Sequence[Scores]]) -> list[tuple[int, int, Interval]]:
+    """Bits per byte of each position bin as :func:`quality` has it: (first position, end, interval).
+
+    Args:
+        runs: of one candidate.
+        groups: all runs, those of a group differing in their seed alone; they tell the spread of each bin.
+    """
+
+    def value(run: Scores, i: int) -> float:
+        return float(run.position_bits[:, i].sum() / run.position_bytes[:, i].sum())
+
+    held = np.flatnonzero(runs[0].position_bytes.any(0)).tolist()
+    spreads = [_pooled([[value(run, i) for run in group] for group in groups]) for i in held]
+    return [
+        (low, high, Interval(*_widened(interval, _of_seeds(spread, len(runs)))))
+        for (low, high, interval), spread in zip(by_position(runs), spreads, strict=True)
+    ]
+
+
+def beyond(
+    runs: Sequence[Scores], groups: Sequence[Sequence[Scores]], context: int
+) -> tuple[tuple[int, int], tuple[int, int], Interval] | None:
+    """How many more bits per byte a candidate needs far past a training window than at its end.
+
+    Compared are the last position bin within `context` and the last one past it that enough documents reach, on
+    the documents that have text in both; seeds as in :func:`quality`, of the change itself.
+
+    Args:
+        runs, groups: as in :func:`positions`.
+        context: tokens of a training window.
+
+    Returns:
+        (first position, end) of the near and of the far bin, and the change; None where too few documents reach
+        past a training window.
+    """
+    bins, sizes = runs[0].bins, runs[0].position_bytes
+    within = [i for i in range(len(bins) - 1) if bins[i + 1] <= context and sizes[:, i].any()]
+    if not within:
+        return None
+    near = within[-1]
+    past = [
+        i
+        for i in range(near + 1, len(bins) - 1)
+        if bins[i] >= context and sizes[:, [near, i]].all(1).sum() >= LEAST_DOCUMENTS
+    ]
+    if not past:
+        return None
+    far = past[-1]
+    spread = _pooled([[position_change([run], near, far).value for run in group] for group in groups])
+    change = Interval(*_widened(position_change(runs, near, far), _of_seeds(spread, len(runs))))
+    return (int(bins[near]), int(bins[near + 1])), (int(bins[far]), int(bins[far + 1])), change
 
 
 def difference(a: Sequence[Scores], b: Sequence[Scores], spread: SeedSpread, *, b_has_seed: bool = True) -> Difference:
@@ -98,11 +174,11 @@ def difference(a: Sequence[Scores], b: Sequence[Scores], spread: SeedSpread, *, 
         spread: from :func:`seed_spread`.
         b_has_seed: False for a table of counts.
     """
-    documents = paired_difference([_mean(a)], [_mean(b)])
+    documents = paired_difference(a, b)
     share = 1 / len(a) + (1 / len(b) if b_has_seed else 0)
     if spread.deviation is None:
         # The assumption is on a difference of two single runs.
-        seeds = ASSUMED_SPREAD * min(_mean(a).bits_per_byte, _mean(b).bits_per_byte) * math.sqrt(share / 2)
+        seeds = ASSUMED_SPREAD * min(_value(a), _value(b)) * math.sqrt(share / 2)
     else:
         seeds = student(spread.repeats) * spread.deviation * math.sqrt(share)
     return Difference(*_widened(documents, seeds))
@@ -117,6 +193,6 @@ def _widened(documents: Interval, seeds: float) -> tuple[float, float, float]:
     )
 
 
-def _mean(runs: Sequence[Scores]) -> Scores:
-    """The scores of runs averaged, document by document."""
-    return runs[0]._replace(bits=np.stack([run.bits for run in runs]).mean(0))
+def _value(runs: Sequence[Scores]) -> float:
+    """Bits per byte, averaged over runs."""
+    return float(np.mean([run.bits_per_byte for run in runs]))

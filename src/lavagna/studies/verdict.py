@@ -165,16 +165,15 @@ def _beyond(results: Results) -> Part:
     """Whether quality holds at positions that no training window had."""
     context = results["settings"]["context"]
     groups: dict[str, list[str]] = {"worse": [], "same": [], "better": []}
-    near = far = None
+    spans = None
     for candidate in results["candidates"]:
-        within = [at for at in candidate["by_position"] if at["to"] <= context and at["low"] is not None]
-        after = [at for at in candidate["by_position"] if at["from"] >= context and at["low"] is not None]
-        if not within or not after:
+        change = candidate["beyond"]
+        if change is None or change["low"] is None:
             continue
-        near, far = within[-1], after[-1]
-        change = "worse" if far["low"] > near["high"] else "better" if far["high"] < near["low"] else "same"
-        groups[change].append(f"{candidate['name']} ({bits(near['value'])} → {bits(far['value'])})")
-    if near is None or far is None:
+        spans = change["near"], change["far"]
+        way = "worse" if change["low"] > 0 else "better" if change["high"] < 0 else "same"
+        groups[way].append(f"{candidate['name']} ({change['value']:+.3f})")
+    if spans is None:
         return
     said = [
         f"{joined(names)} {plural(len(names), one, many)}"
@@ -188,8 +187,8 @@ def _beyond(results: Results) -> Part:
     yield (
         "finding",
         "beyond",
-        f"Past the {count(context)} tokens of a training window, at positions {_span(far)} compared with "
-        f"{_span(near)}: {'; '.join(said)}.",
+        f"Past the {count(context)} tokens of a training window, at positions {_span(spans[1])} compared with "
+        f"{_span(spans[0])} of the same documents: {'; '.join(said)}.",
     )
 
 
