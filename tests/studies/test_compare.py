@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from lavagna.cli.evaluate import evaluate
 from lavagna.data import load_tokenizer, prepare
 from lavagna.errors import ConfigError, DataError, NonFiniteError
 from lavagna.models import LanguageModel, LanguageModelConfig
 from lavagna.studies import compare as module
-from lavagna.studies.compare import Interrupted, compare, forget
+from lavagna.studies.compare import Interrupted, compare, compared_data, forget
 from lavagna.studies.config import DEMO, CompareConfig
 from lavagna.studies.runs import choose_rate, train_run
 from lavagna.studies.stages import Watcher
@@ -253,6 +255,48 @@ def test_other_settings_are_refused_by_name(
         compare(config(text, **changes), out)
     assert named in str(refused.value)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_a_text_that_has_changed_is_refused(tmp_path: Path, whole: tuple[Path, dict[str, Any]]) -> None:
+    """Whether the comparison is over or half done."""
+    data, out = write_text(tmp_path / "text"), tmp_path / "out"
+    with pytest.raises(Crash):
+        compare(config(data), out, watcher=Stopper("attention, trying learning rate 0.003", 0, crash))
+    (data / "05.txt").write_text("something else")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"the text has changed since .*--overwrite make the comparison anew"):
+            compare(config(data), out)
+        (out / "results.json").write_bytes((whole[0] / "results.json").read_bytes())
+
+
+@pytest.mark.parametrize("damaged", ["settings.json", "results.json"])
+def test_a_damaged_file_is_named_in_one_sentence(
+    damaged: str, text: Path, tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    for name in ("settings.json", "results.json"):
+        (tmp_path / name).write_bytes(b"{" if name == damaged else (whole[0] / name).read_bytes())
+    with pytest.raises(ConfigError, match=rf"{damaged}' is malformed"):
+        compare(config(text), tmp_path)
+
+
+def test_the_data_of_a_model_are_known(
+    text: Path, whole: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """`lavagna evaluate` without DATA scores what the comparison held out, not some other text."""
+    out, results = whole
+    folder = out / results["candidates"][0]["folder"]
+    assert compared_data(folder) == config(text).data
+    assert compared_data(out) is None
+    evaluate(folder, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["split"], found["bytes"]) == ("validation", results["data"]["held_out"]["bytes"])
+    copied = shutil.copytree(out, tmp_path / "copied")
+    settings = json.loads((copied / "settings.json").read_text())
+    (tmp_path / "other.txt").write_text("another text " * 50)
+    settings["data"]["source"] = [str(tmp_path / "other.txt")]
+    (copied / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match="has changed since: expected DATA"):
+        evaluate(copied / results["candidates"][0]["folder"])
 
 
 def test_a_folder_of_something_else_is_left_alone(text: Path, tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import ConfigError
 from .common import Device, Opened, Threads, at_least, choose_device, open_model, use_threads
 from .progress import progress
 
 if TYPE_CHECKING:
     from ..data import Corpus
     from ..evaluation import Interval
+    from ..training import DataConfig
 
 __all__ = ["Split", "evaluate"]
 
@@ -35,7 +37,7 @@ def evaluate(
     data: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Files, folders or glob patterns (default: the run's own data; for a model without its run, the "
+            help="Files, folders or glob patterns (default: the data of its run or comparison; without either, the "
             "sources of Python's standard library).",
             show_default=False,
         ),
@@ -77,7 +79,8 @@ def evaluate(
     import numpy as np
 
     from ..evaluation import bits_per_byte, by_position, score, windows_per_part
-    from ..training import TrainingConfig, find_run, trained_on, trained_with
+    from ..studies.compare import compared_data
+    from ..training import DataConfig, TrainingConfig, find_run, trained_on, trained_with
 
     at_least(0, context=context)
     at_least(1, max_tokens=max_tokens, batch_size=batch_size)
@@ -86,7 +89,12 @@ def evaluate(
     training = trained_with(opened.folder)
     if context is None:
         context = 0 if training is None or training.carry_state else training.context
-    with _corpus(opened, data, column, None if data else find_run(model)) as corpus:
+    given = DataConfig(source=tuple(data), column=column) if data else None
+    compared = None if data else compared_data(opened.folder)
+    source = given or compared or DataConfig(column=column)
+    with _corpus(opened, source, None if data else find_run(model)) as corpus:
+        if compared and corpus.fingerprint != trained_on(opened.folder):
+            raise ConfigError("the text of the model's comparison has changed since: expected DATA to measure it on")
         if split is None:
             # A model's own data, given by name, hold what it was trained on.
             split = Split.ALL if data and corpus.fingerprint != trained_on(opened.folder) else Split.VALIDATION
@@ -121,17 +129,17 @@ def evaluate(
 
 
 @contextmanager
-def _corpus(opened: Opened, data: list[str] | None, column: str, run: Path | None) -> Iterator[Corpus]:
+def _corpus(opened: Opened, data: DataConfig, run: Path | None) -> Iterator[Corpus]:
     """The documents in the model's tokens: the run's own, or made for this evaluation and removed after it."""
-    from ..data import Corpus, prepare
-    from ..training import DATA
+    from ..data import Corpus
+    from ..training import DATA, open_corpus
 
     if run is not None:
         yield Corpus.open(run / DATA)
         return
     with tempfile.TemporaryDirectory(prefix="lavagna-") as folder:
         with progress("reading data") as show:
-            corpus = prepare(data or None, opened.tokenizer, Path(folder, "data"), column=column, progress=show)
+            corpus = open_corpus(data, opened.tokenizer, Path(folder, "data"), show)
         yield corpus
 
 

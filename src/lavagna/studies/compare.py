@@ -11,7 +11,6 @@ A comparison is a folder::
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -25,9 +24,11 @@ import torch
 
 from .. import __version__
 from ..data import Corpus
+from ..data.sources import files_fingerprint, find_files
 from ..errors import ConfigError
 from ..evaluation import Interval, Scores, bits_per_byte
 from ..report import write_report
+from ..training import DataConfig, read_tables
 from .candidates import parse_candidates
 from .config import CompareConfig
 from .differences import beyond, difference, positions, quality, seed_spread
@@ -48,9 +49,10 @@ from .stages import Watcher, write_json
 from .study import MODELS, WORK, Study
 from .verdict import verdict
 
-__all__ = ["REPORT", "RESULTS", "Interrupted", "compare", "forget"]
+__all__ = ["REPORT", "RESULTS", "Interrupted", "compare", "compared_data", "forget"]
 
 SETTINGS, RESULTS, REPORT = "settings.json", "results.json", "report.html"
+TEXT = "text"  # key of the settings: fingerprint of the files that were read
 FORMAT = 1
 CURVE_POINTS = 80
 
@@ -74,23 +76,26 @@ def compare(
         What results.json holds.
 
     Raises:
-        ConfigError: `out` holds something else, or a comparison with other settings; a candidate cannot have the
+        ConfigError: `out` holds something else, or a comparison with other settings or of a text that has changed
+            since; a candidate cannot have the
             wanted size, or diverges at every learning rate.
         DataError: the data are missing, or too short to be divided.
         NonFiniteError: a run diverged.
         Interrupted: by Ctrl-C or SIGTERM during training; the same call goes on.
     """
     folder = Path(out)
-    _check(folder, config)
+    files = find_files(config.data.sources, pattern=config.data.pattern)
+    text = files_fingerprint(files, config.data.column)
+    _check(folder, config, text)
     if not (folder / RESULTS).is_file():
         watcher = watcher or Watcher()
         watcher.begin(_work(config))
         study = Study(config, folder, torch.device(device), watcher)
         # Only now: a mistyped name of a file or a mixer shall not occupy the folder.
-        write_json(folder / SETTINGS, config.model_dump(mode="json"))
+        write_json(folder / SETTINGS, {**config.model_dump(mode="json"), TEXT: text})
         write_json(folder / RESULTS, _results(study))
     shutil.rmtree(folder / WORK, ignore_errors=True)
-    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    results = read_tables(folder / RESULTS)
     write_report(results, folder / REPORT)
     return results
 
@@ -106,11 +111,24 @@ def forget(out: str | os.PathLike[str]) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _check(folder: Path, config: CompareConfig) -> None:
-    """See that the folder is free, or holds a comparison with these settings."""
+def compared_data(model: Path) -> DataConfig | None:
+    """The data of the comparison to which the folder of a model belongs; None where it belongs to none.
+
+    Raises:
+        ConfigError: the comparison's settings cannot be read.
+    """
+    path = model.absolute().parent.parent / SETTINGS
+    if model.absolute().parent.name != MODELS or not path.is_file():
+        return None
+    return DataConfig.parse(read_tables(path).get("data", {}))
+
+
+def _check(folder: Path, config: CompareConfig, text: str) -> None:
+    """See that the folder is free, or holds a comparison with these settings, of this text."""
     path = folder / SETTINGS
     if path.is_file():
-        before, wanted = json.loads(path.read_text(encoding="utf-8")), config.model_dump(mode="json")
+        before, wanted = read_tables(path), config.model_dump(mode="json")
+        text_before = before.pop(TEXT, None)
         differing = [
             f"{key} was {before.get(key)!r} and is {wanted.get(key)!r}"
             for key in sorted({*before, *wanted})
@@ -120,6 +138,11 @@ def _check(folder: Path, config: CompareConfig) -> None:
             raise ConfigError(
                 f"{str(folder)!r} holds a comparison with other settings: {'; '.join(differing)}; "
                 "choose another folder, or overwrite it"
+            )
+        if text_before != text:
+            raise ConfigError(
+                f"the text has changed since the comparison in {str(folder)!r} was begun; choose another folder, or "
+                "let --overwrite make the comparison anew"
             )
         return
     if folder.exists() and not (folder.is_dir() and {entry.name for entry in folder.iterdir()} <= {WORK}):
