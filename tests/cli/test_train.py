@@ -181,6 +181,13 @@ def test_a_run_that_never_began_keeps_nothing_of_what_it_was_asked(
     assert (tables["training"]["seed"], tables["data"]["pattern"]) == (2, "*[0-5].txt")
 
 
+def test_damaged_settings_of_a_run_are_one_sentence(lavagna: Command, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    printed = lavagna("train", "--resume", "--out", tmp_path)
+    assert (printed.status, printed.out, printed.err.count("\n")) == (2, "", 1)
+    assert "run.json' is malformed" in printed.err
+
+
 def test_no_run_to_go_on_with(lavagna: Command, tmp_path: Path) -> None:
     printed = lavagna("train", "--resume", "--out", tmp_path / "nowhere")
     assert (printed.status, printed.out) == (2, "")
