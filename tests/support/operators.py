@@ -45,6 +45,20 @@ def variety(spec: OpSpec, **sizes: int) -> list[Case]:
     return [resized(case, **sizes) for case in chosen.values()]
 
 
+def few(spec: OpSpec, **sizes: int) -> list[Case]:
+    """Few of the variety, in which every value of every option and of every part of a variant occurs."""
+    cases = variety(spec, **sizes)
+    keys = sorted({key for case in cases for key in (*case.options, *case.variant)})
+
+    def values(case: Case) -> set[tuple[str, str]]:
+        return {(key, repr(case.options.get(key, case.variant.get(key)))) for key in keys}
+
+    missing, chosen = set().union(*map(values, cases)), cases[:1]
+    while missing := missing.difference(*map(values, chosen)):
+        chosen.append(max(cases, key=lambda case: len(values(case) & missing)))
+    return chosen
+
+
 def resized(case: Case, **sizes: int) -> Case:
     """The same case with other sizes."""
     return case._replace(sizes={**case.sizes, **sizes})
