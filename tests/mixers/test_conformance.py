@@ -1,6 +1,6 @@
 """The contracts, for every mixer and MLP of the registry with every set of its options.
 
-Most are in tests/support/conformance.py, since whole models keep them too.
+Most are in tests/support/conformance, since whole models keep them too.
 """
 
 from __future__ import annotations
@@ -19,18 +19,12 @@ from lavagna.ops.tree import leaves, named_leaves, nbytes
 from ..support.conformance import *  # noqa: F403
 from ..support.conformance import binds, parametrize
 from ..support.contracts import ROWS, Subject, answer, inputs, random
-from ..support.subjects import ALL, MIXER_SUBJECTS
+from ..support.subjects import ALL, DEFAULTS, MIXER_SUBJECTS
 from ..support.variants import WIDTH
 
 
-def is_first_variant(subject: Subject) -> bool:
-    """The first set of options of each name."""
-    name = subject.name.split("-")[0]
-    return subject is next(s for s in MIXER_SUBJECTS if s.name.split("-")[0] == name)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize(metafunc, MIXER_SUBJECTS, is_first_variant)
+    parametrize(metafunc, MIXER_SUBJECTS, lambda subject: subject in DEFAULTS)
 
 
 each_name = pytest.mark.parametrize("name", ALL)
@@ -53,6 +47,7 @@ def test_every_parameter_matters(subject: Subject) -> None:
     assert without == WITHOUT_EFFECT.get(subject.name, set())
 
 
+@binds(representatives=True)
 def test_a_first_state_of_any_dtype_and_device(subject: Subject) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         state = subject.module.init_state(3, dtype=dtype, device="meta")
@@ -87,11 +82,13 @@ def test_a_state_with_a_part_missing_is_refused(subject: Subject) -> None:
                 subject(random(ROWS, 3, WIDTH), state._replace(**{part: None}))
 
 
+@binds(representatives=True)
 def test_bytes_of_the_state_grow_with_the_rows(subject: Subject) -> None:
     for context in (0, 3, 1000):
         assert subject.module.state_bytes(context, 7) == 7 * subject.module.state_bytes(context)
 
 
+@binds(representatives=True)
 def test_an_input_of_another_dtype_or_device_is_refused(subject: Subject) -> None:
     x = random(ROWS, 3, WIDTH)
     for dtype in (torch.float32, torch.bfloat16):

@@ -253,22 +253,6 @@ def padding(layout: str) -> Callable[[Subject], None]:
     return lambda subject: contracts.check_padding(subject, layouts(LENGTHS)[layout])
 
 
-def halved(subject: Subject) -> None:
-    contracts.test_half_precision_parameters(subject, torch.bfloat16)
-
-
-def packing(subject: Subject) -> None:
-    contracts.test_packed_sequences_equal_each_alone(subject, torch.int64)
-
-
-def announced(subject: Subject) -> None:
-    contracts.test_bytes_of_the_state_are_as_announced(subject, torch.float32)
-
-
-def emptiness(subject: Subject) -> None:
-    contracts.test_empty_batches(subject, (2, 0))
-
-
 #: a mixer, and the tests each of which must see what is wrong with it
 BREAKS: dict[type[Fading], tuple[Callable[..., None], ...]] = {
     LosesTheState: (
@@ -289,8 +273,11 @@ BREAKS: dict[type[Fading], tuple[Callable[..., None], ...]] = {
     ),
     LeavesOutputsAtPadding: (padding("left"), contracts.test_no_token_changes_no_state),
     ReadsPadding: (padding("left"), contracts.test_a_batch_of_padding_alone),
-    IgnoresBoundaries: (packing, contracts.test_any_mask_and_any_packing_equal_each_row_alone),
-    SwapsPackedStates: (packing, padding("right")),
+    IgnoresBoundaries: (
+        contracts.test_packed_sequences_equal_each_alone,
+        contracts.test_any_mask_and_any_packing_equal_each_row_alone,
+    ),
+    SwapsPackedStates: (contracts.test_packed_sequences_equal_each_alone, padding("right")),
     MixesRows: (contracts.test_rows_of_a_batch_do_not_meet,),
     SpreadsNaN: (contracts.test_a_broken_row_breaks_no_other,),
     SeesTheFuture: (
@@ -298,9 +285,9 @@ BREAKS: dict[type[Fading], tuple[Callable[..., None], ...]] = {
         contracts.test_changing_tokens_changes_nothing_before_them,
     ),
     DividesByTheNorm: (contracts.test_outputs_states_and_gradients_are_finite,),
-    NeedsAToken: (emptiness, contracts.test_no_token_changes_no_state),
-    Grows: (contracts.test_the_state_does_not_grow, announced),
-    SaysToo: (announced,),
+    NeedsAToken: (contracts.test_empty_batches, contracts.test_no_token_changes_no_state),
+    Grows: (contracts.test_the_state_does_not_grow, contracts.test_bytes_of_the_state_are_as_announced),
+    SaysToo: (contracts.test_bytes_of_the_state_are_as_announced,),
     KeepsAView: (contracts.test_the_state_keeps_no_other_memory_alive,),
     KeepsStateOnTheModule: (
         contracts.test_reading_leaves_no_trace_on_the_module,
@@ -314,9 +301,9 @@ BREAKS: dict[type[Fading], tuple[Callable[..., None], ...]] = {
         contracts.test_what_does_not_fit_is_refused,
     ),
     TakesAnyKeyword: (contracts.test_what_does_not_fit_is_refused,),
-    WidensTheOutput: (halved,),
-    RoundsTheState: (halved,),
-    IsFarOffInHalfPrecision: (halved,),
+    WidensTheOutput: (contracts.test_half_precision_parameters,),
+    RoundsTheState: (contracts.test_half_precision_parameters,),
+    IsFarOffInHalfPrecision: (contracts.test_half_precision_parameters,),
     HasAnIdleParameter: (of_mixers.test_every_parameter_matters,),
     DropsInTraining: (contracts.test_training_and_evaluation_are_the_same,),
     CannotBeCopied: (contracts.test_copies_and_files,),
@@ -348,4 +335,4 @@ def test_what_a_fault_does_not_touch_passes() -> None:
     contracts.test_training_and_evaluation_are_the_same(subject_of(IgnoresBoundaries))
     contracts.test_pieces_of_any_length_equal_the_whole(subject=subject_of(IgnoresBoundaries))
     contracts.test_pieces_of_any_length_equal_the_whole(subject=subject_of(MasksTheInputAlone))
-    packing(subject_of(MasksTheInputAlone))
+    contracts.test_packed_sequences_equal_each_alone(subject_of(MasksTheInputAlone))

@@ -16,7 +16,7 @@ from .contracts import Subject
 from .mixers import randomised
 from .variants import VARIANTS, WIDTH
 
-__all__ = ["ALL", "MIXER_SUBJECTS", "MODEL_SUBJECTS", "VOCAB", "model"]
+__all__ = ["ALL", "DEFAULTS", "MIXER_SUBJECTS", "MODEL_SUBJECTS", "VOCAB", "model"]
 
 ALL = {**MIXERS, **MLPS}
 
@@ -50,6 +50,9 @@ def mixer_subjects() -> Iterator[Subject]:
 
 
 MIXER_SUBJECTS = list(mixer_subjects())
+
+#: of each name the first set of options
+DEFAULTS = [next(s for s in MIXER_SUBJECTS if s.name.split("-")[0] == name) for name in ALL]
 
 #: what models are made of beside a pair of layers of each mixer: keys of the configuration
 MODELS: dict[str, dict[str, Any]] = {
