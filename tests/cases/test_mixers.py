@@ -1,6 +1,7 @@
 """Faults that people met in layers of other projects: the right value of every mixer of ours, forward and backward.
 
-Each once for each mixer that it could touch; tests/mixers/test_conformance.py has all options."""
+Each once for each mixer that it could touch; tests/mixers/test_conformance.py has all options.
+"""
 
 from __future__ import annotations
 

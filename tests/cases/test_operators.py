@@ -1,6 +1,7 @@
 """Faults that people met in operators of other projects: the right value of every form and implementation of ours.
 
-Each once for each operator that it could touch, forward and backward; tests/ops/test_conformance.py has all options."""
+Each once for each operator that it could touch, forward and backward; tests/ops/test_conformance.py has all options.
+"""
 
 from __future__ import annotations
 
