@@ -98,6 +98,7 @@ def test_an_input_of_another_dtype_or_device_is_refused(subject: Subject) -> Non
         subject(x.to("meta"))
 
 
+@binds(representatives=True)
 def test_decays_may_stay_wide_beside_projections_in_half_precision(subject: Subject) -> None:
     module = copy.deepcopy(subject.module).bfloat16()
     for part in module.modules():

@@ -198,9 +198,9 @@ def test_a_broken_implementation_is_seen(function: Callable[..., Converted], mon
 
 def test_a_state_of_half_precision_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     test = contracts.test_one_answer_in_half_precision
-    call(test, convolve, monkeypatch, dtype=torch.bfloat16)
+    call(test, convolve, monkeypatch)
     with pytest.raises(AssertionError):
-        call(test, returns_a_state_of_half_precision, monkeypatch, dtype=torch.bfloat16)
+        call(test, returns_a_state_of_half_precision, monkeypatch)
 
 
 def test_reading_as_if_contiguous_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,7 @@ def test_refusals() -> None:
         attention(x[0][:, :, :3], x[1], x[2])
     with pytest.raises(InputError, match="window must be an integer from 1 on, got 0"):
         attention(*x, window=0)
-    with pytest.raises(InputError, match="got 3, causal=False"):
+    with pytest.raises(InputError, match="window needs causal=True, got window=3 with causal=False"):
         attention(*x, window=3, causal=False)
     state = read(x).state
     with pytest.raises(InputError, match="a state needs causal=True"):

@@ -46,17 +46,19 @@ def variety(spec: OpSpec, **sizes: int) -> list[Case]:
 
 
 def few(spec: OpSpec, **sizes: int) -> list[Case]:
-    """Few of the variety, in which every value of every option and of every part of a variant occurs."""
+    """Few of the variety: every value of every option, and every argument left out and given in each of its ranks."""
     cases = variety(spec, **sizes)
-    keys = sorted({key for case in cases for key in (*case.options, *case.variant)})
-
-    def values(case: Case) -> set[tuple[str, str]]:
-        return {(key, repr(case.options.get(key, case.variant.get(key)))) for key in keys}
-
-    missing, chosen = set().union(*map(values, cases)), cases[:1]
-    while missing := missing.difference(*map(values, chosen)):
-        chosen.append(max(cases, key=lambda case: len(values(case) & missing)))
+    missing, chosen = set[tuple[str, str]]().union(*(_ways(spec, case) for case in cases)), cases[:1]
+    while missing := missing.difference(*(_ways(spec, case) for case in chosen)):
+        chosen.append(max(cases, key=lambda case: len(_ways(spec, case) & missing)))
     return chosen
+
+
+def _ways(spec: OpSpec, case: Case) -> set[tuple[str, str]]:
+    """How a case calls the operator, apart from numbers and sizes."""
+    call = draw(spec, resized(case, B=1, T=1))
+    ranks = {name: None if tensor is None else tensor.ndim for name, tensor in call.tensors.items()}
+    return {(key, repr(value)) for key, value in {**call.options, **ranks, "state": call.state is None}.items()}
 
 
 def resized(case: Case, **sizes: int) -> Case:

@@ -22,6 +22,7 @@ def test_outputs_states_and_gradients_are_finite(subject: Subject, scale: float,
         assert torch.isfinite(tensor).all(), f"{name} is not finite"
 
 
+@binds(representatives=True)
 def test_empty_batches(subject: Subject) -> None:
     for shape in ((0, 5), (2, 0), (0, 0)):
         x = random(*shape, subject.width).requires_grad_()

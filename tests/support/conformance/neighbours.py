@@ -75,6 +75,7 @@ def test_nothing_can_be_packed(subject: Subject) -> None:
         assert {t.shape[0] for t in leaves(state)} <= {len(lengths)}
 
 
+@binds(representatives=True)
 def test_rows_of_a_batch_do_not_meet(subject: Subject) -> None:
     x, state = inputs(subject, 3, 20, 3)
     output, final = subject(x, state)
