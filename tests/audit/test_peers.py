@@ -42,7 +42,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def make(name: str) -> Any:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config, model, options = MODELS[name]
     layers = {"num_hidden_layers": 3 if name == "recurrent_gemma" else 1}
     torch.manual_seed(0)

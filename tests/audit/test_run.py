@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from lavagna.audit import TRAPS, Status, assert_sound, audit
 from lavagna.errors import InputError
+from tests.conftest import ROOT
 
 from .twins import Decoder, MaskIgnored, NoMask, NoPositions, Recurrence
 
@@ -172,3 +174,49 @@ def test_what_is_no_sequence_model_is_refused(model: Any, arguments: dict[str, A
     with pytest.raises(InputError) as refused:
         audit(model, **arguments)
     assert message in str(refused.value)
+
+
+def test_the_documentation_lists_every_trap_in_order() -> None:
+    text = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \|", text, re.MULTILINE)
+    assert table == [(trap.name, trap.title) for trap in TRAPS]
+
+
+class RaisesInHalf(Recurrence):
+    def read(self, x: Tensor, state: Any) -> Any:
+        if x.dtype == torch.bfloat16:
+            raise TypeError("not in bfloat16")
+        return super().read(x, state)
+
+
+def test_a_precision_that_it_cannot_compute_in_is_said_and_is_no_failure() -> None:
+    finding = audit(RaisesInHalf(), max_tokens=20)["precision"]
+    assert finding.status is Status.PASS
+    assert finding.reason.endswith("in bfloat16 the model raised TypeError: not in bfloat16")
+
+
+class ComputesInFloat32(Recurrence):
+    """As many models do: norms and the like in float32, whatever comes in."""
+
+    def decay(self, c: Tensor) -> Tensor:
+        return torch.sigmoid((self.gate(c) + 2).float()).to(c.dtype)
+
+
+def test_float32_inside_is_widened() -> None:
+    report = audit(ComputesInFloat32(), max_tokens=80)
+    assert report.passed, str(report)
+    assert report["stepping"].tolerance == 1e-9
+    assert report["stepping"].measured is not None
+    assert report["stepping"].measured < 1e-12
+
+
+def test_what_cannot_be_float64_is_checked_in_float32() -> None:
+    weight = torch.randn(4, 4)
+
+    def model(x: Tensor) -> Tensor:
+        return x.cumsum(1) @ weight
+
+    report = audit(model, width=4)
+    assert report.passed, str(report)
+    assert report.facts["precision"] == "checked in float32"
+    assert report["precision"].status is Status.NOT_APPLICABLE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from .twins import SOUND, TWINS, Twin
 TOKENS = 140
 
 
+@cache
 def audited(make: Callable[[], nn.Module]) -> Report:
     torch.manual_seed(0)
     return audit(make(), max_tokens=TOKENS)

@@ -349,6 +349,20 @@ class MaskKeptOnModule(Decoder):
         return super().forward(tokens, cache, token_mask)
 
 
+class OutputBuffer(Recurrence):
+    """In inference the output lies in memory that the next call writes again."""
+
+    buffer: Tensor | None = None
+
+    def read(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        y, state = super().read(x, state)
+        if torch.is_grad_enabled():
+            return y, state
+        if self.buffer is None or self.buffer.shape != y.shape:
+            self.buffer = torch.empty_like(y)
+        return self.buffer.copy_(y), state
+
+
 class MeanOverBatch(Decoder):
     def attention(self, x: Tensor, real: Tensor, cache: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         return super().attention(x - 0.1 * x.mean(0, keepdim=True), real, cache)
@@ -608,6 +622,7 @@ TWINS: tuple[Twin, ...] = (
     Twin(MemoryWrittenInPlace, "input-mutated"),
     Twin(DropoutLeftOn, "earlier-calls"),
     Twin(MaskKeptOnModule, "earlier-calls"),
+    Twin(OutputBuffer, "earlier-calls"),
     Twin(ReadsMemoryAsContiguous, "memory-layout"),
     Twin(MeanOverBatch, "neighbours"),
     Twin(SoftmaxOverQueries, "softmax-over-queries"),

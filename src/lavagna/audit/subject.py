@@ -36,6 +36,13 @@ SHAKEN = 0.1
 #: tokens of the sequence on which attention is watched; no usual size of a head, so that a square is one of tokens
 TRACED = 13
 
+#: casts real parameters and buffers, and leaves complex ones as they are
+_CAST: dict[torch.dtype, Callable[[nn.Module], nn.Module]] = {
+    torch.float64: nn.Module.double,
+    torch.float32: nn.Module.float,
+    torch.bfloat16: nn.Module.bfloat16,
+}
+
 
 class Answer(NamedTuple):
     """Output [B, T, ...] and the state behind it."""
@@ -62,9 +69,13 @@ class Subject:
         self.module: nn.Module | None = adapter.model if isinstance(adapter.model, nn.Module) else None
         #: longest sequence that checks may use
         self.max_tokens = adapter.max_tokens
+        #: parameters that can have gradients, by name
+        self.parameters: dict[str, nn.Parameter] = {}
         if self.module is not None:
-            for parameter in self.module.parameters():
-                parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
+            named = self.module.named_parameters()
+            self.parameters = {n: p for n, p in named if p.is_floating_point() or p.is_complex()}
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
 
     @classmethod
     def of(cls, origin: Adapter) -> Subject:
@@ -107,17 +118,15 @@ class Subject:
         """
         model = origin.model
         if isinstance(model, nn.Module):
-            model = copy_module(model).to(dtype)
+            model = _CAST[dtype](copy_module(model))
         return cls(origin.on(model), dtype, origin, widen)
 
     def _shake(self) -> None:
-        if self.module is None:
-            return
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            for parameter in self.module.parameters():
-                if parameter.is_floating_point() and parameter.numel():
-                    size = float(parameter.square().mean().sqrt()) or 1.0
+            for parameter in self.parameters.values():
+                if parameter.numel():
+                    size = float(parameter.abs().square().mean().sqrt()) or 1.0
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.add_((SHAKEN * size * noise).to(parameter.dtype))
 
@@ -153,6 +162,10 @@ class Subject:
         """`tokens`, or as many as the model can read."""
         return tokens if self.max_tokens is None else min(tokens, self.max_tokens)
 
+    def end_at(self, tokens: int) -> None:
+        """Use no longer sequences from now on, here and in other copies."""
+        self.max_tokens = self.origin.max_tokens = tokens
+
     def lengths(self, *tokens: int) -> list[int]:
         """Those lengths that the model can read."""
         return [n for n in tokens if self.max_tokens is None or n <= self.max_tokens]
@@ -168,12 +181,14 @@ class Subject:
         cu_seqlens: Tensor | None = None,
         keep: bool = False,
         grad: bool = False,
+        copied: bool = True,
     ) -> Answer:
         """Call the model.
 
         Args:
             x, state, mask, cu_seqlens, keep: as the adapter has them.
             grad: record for gradients.
+            copied: give a copy of the output, which no later call can change; never where gradients are recorded.
 
         Raises:
             ModelError: the model raised, or its output is not [B, T, ...].
@@ -187,14 +202,16 @@ class Subject:
         if not isinstance(output, Tensor) or output.shape[:2] != x.shape[:2]:
             got = f"an output of {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
             raise ModelError(f"returned {got} for {list(x.shape[:2])} tokens", _example(x, state))
-        return Answer(output if grad else output.clone(), after)
+        return Answer(output.clone() if copied and not grad else output, after)
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate gradients into the parameters.
+        """Put the gradients of a loss into the parameters, in place of what was there.
 
         Raises:
             ModelError: the model's backward pass raised.
         """
+        for parameter in self.parameters.values():
+            parameter.grad = None
         self._backward(loss.backward)
 
     def gradient(self, loss: Tensor, x: Tensor) -> Tensor | None:
@@ -209,17 +226,17 @@ class Subject:
         except Exception as error:
             raise ModelError(f"raised in backward {one_line(error)}") from error
 
-    def vectors(self, x: Tensor, grad: bool = True) -> tuple[Answer, Tensor | None]:
-        """Run x; beside the answer, the vectors [B, T, D] that the model read, ready for gradients.
+    def vectors(self, x: Tensor) -> tuple[Answer, Tensor | None]:
+        """Run x for gradients; beside the answer, the vectors [B, T, D] that the model read, ready for gradients.
 
         They are x itself, or what an embedding made of tokens; None where no embedding was seen.
         """
         if self.adapter.vocabulary is None:
-            x = x.detach().clone().requires_grad_(grad)
-            return self.run(x, grad=grad), x
+            x = x.detach().clone().requires_grad_(True)
+            return self.run(x, grad=True), x
         seen: list[Tensor] = []
         with self.embedding(seen.append, x.shape):
-            answer = self.run(x, grad=grad)
+            answer = self.run(x, grad=True)
         return answer, seen[0] if len(seen) == 1 and seen[0].requires_grad else None
 
     @contextmanager
@@ -279,10 +296,7 @@ class Subject:
 
     def _rounding(self, x: Tensor) -> float:
         step = 1e-7 if self.dtype == torch.float64 else 1e-4
-        moved: list[Tensor] = [x]
-        if self.adapter.vocabulary is not None:
-            parameters = [] if self.module is None else self.module.parameters()
-            moved = [p for p in parameters if p.is_floating_point()]
+        moved: list[Tensor] = [x] if self.adapter.vocabulary is None else list(self.parameters.values())
         kept = [t.detach().clone() for t in moved]
         generator = torch.Generator().manual_seed(1)
         noise = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype) for t in moved]

@@ -149,7 +149,7 @@ class _Watcher(TorchDispatchMode):
         if "scaled_dot_product" in name:
             self._fused(func, args, kwargs)
             return
-        if name == "_softmax":
+        if name in ("_softmax", "_safe_softmax"):  # the second one inside of fused attention, where it is not fused
             self._softmax(args[0], args[1], out)
         elif name == "exp" and self._of(args[0]).product is not None:
             self._exponential(args[0], out)

@@ -101,6 +101,11 @@ def _print(report: Report) -> None:
         verdict = Text(WORDS[finding.status], STYLES[finding.status])
         table.add_row(verdict, Text(finding.title), Text(said, "dim"))
     console.print(table)
+    notes = [f"{f.title}: {f.reason}" for f in report.findings if f.status == "pass" and f.reason]
+    if notes:
+        console.print()
+    for note in notes:
+        _wrapped(console, note, style="dim")
     for number, finding in enumerate(report.failures, 1):
         console.print()
         console.print(Text(f"{number}. {finding.title}", "bold"), Text(f"({finding.trap})", "dim"))
@@ -110,9 +115,9 @@ def _print(report: Report) -> None:
     console.print(Text(report.summary(), "green" if report.passed else "bold red"))
 
 
-def _wrapped(console: Console, text: str, indent: str = "") -> None:
+def _wrapped(console: Console, text: str, indent: str = "", style: str = "") -> None:
     """Print a paragraph, later lines further in."""
     from rich.text import Text
 
     lines = textwrap.wrap(text, console.width, initial_indent=indent, subsequent_indent=f"{indent}  ")
-    console.print(Text("\n".join(lines)))
+    console.print(Text("\n".join(lines), style))

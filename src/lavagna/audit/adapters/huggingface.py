@@ -17,7 +17,7 @@ __all__ = ["Held", "TransformersAdapter", "is_transformers_model"]
 
 #: arguments that carry a state, newest convention first
 STATES = ("cache", "past_key_values", "cache_params", "state")
-#: those of them that hold a Cache, which the caller may make
+#: those of them that hold a Cache, which the caller may have to make
 CACHES = ("cache", "past_key_values")
 #: keys of a configuration that say how many positions a table of positions has
 POSITIONS = ("max_position_embeddings", "n_positions")
@@ -66,6 +66,7 @@ class TransformersAdapter(Adapter):
         self.state_name = next((name for name in STATES if name in self.arguments), None)
         self.takes_state = self.state_name is not None
         self.takes_mask = "attention_mask" in self.arguments
+        self.makes_state = self.takes_state and self._makes_state()
 
     def call(
         self,
@@ -95,8 +96,17 @@ class TransformersAdapter(Adapter):
         made = getattr(result, self.state_name or "", None)
         return output, Held(cache if made is None else made, seen)
 
+    def _makes_state(self) -> bool:
+        """Whether it makes a state and returns it, if it is given none."""
+        try:
+            with torch.no_grad():
+                result = self.model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True)
+        except Exception:  # noqa: BLE001 - that it raises is for the checks to find
+            return True
+        return getattr(result, self.state_name or "", None) is not None
+
     def _start(self, keep: bool) -> Any:
-        if not keep or self.state_name not in CACHES:
+        if not keep or self.makes_state or self.state_name not in CACHES:
             return None
         from transformers import DynamicCache
 

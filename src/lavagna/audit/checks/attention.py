@@ -118,17 +118,15 @@ def _as_used(call: AttentionCall, use: Use) -> Use | None:
 
 def no_position(subject: Subject) -> Iterator[Measurement]:
     """On a constant token a model that knows order shows it: in its outputs, or in its logits."""
-    calls = _watched(subject)
+    _watched(subject)
     tokens = subject.longest(TRACED)
     if tokens < 3:
         raise NotApplicable(f"it reads no more than {tokens} tokens")
     x = subject.constant(1, tokens)
-    calls = subject.watch(x)
     output = subject.run(x).output
-    # A single value is also what relative positions weigh to; they show in the logits alone.
-    spread = difference(output, output[:, :1].expand_as(output))
-    if calls:
-        spread = max(spread, *map(_logit_spread, calls))
+    # Relative positions weigh equal values to the same value: they show in the logits alone.
+    spreads = [difference(output, output[:, :1].expand_as(output)), *map(_logit_spread, subject.watch(x))]
+    spread = max(spreads)
     same = spread <= 10 * subject.tolerance
     yield Measurement(
         float(same),

@@ -76,23 +76,32 @@ class _Tally:
 def wrong_gradients(subject: Subject) -> Iterator[Measurement]:
     """Autograd against centred differences, the step chosen for each coordinate; kinks are counted apart."""
     tally = _Tally()
-    short, long = subject.longest(SHORT), subject.longest(LONG)
-    for tokens in sorted({short, long}):
-        x = subject.make(1, tokens)
-        yield from _expanded(subject, x)
-        loss = _Loss(subject, x)
-        moved = _moved(subject, loss)
-        if tokens == short:
-            yield from _compared(loss, _coordinates(moved), tally)
-        else:
-            # All at once; one by one only to say where.
-            joint = list(_compared(loss, [_joined(moved)] if moved else [], tally))
-            if any(m.fails for m in joint):
-                yield from _compared(loss, _directions(moved), tally)
-            yield from joint
+    worst: Measurement | None = None
+    for tokens in sorted({subject.longest(SHORT), subject.longest(LONG)}):
+        for measurement in _at(subject, tokens, tally):
+            yield measurement
+            if worst is None or measurement.value >= worst.value:
+                worst = measurement
     if not tally.tried:
         raise NotApplicable("neither parameters nor inputs have gradients")
-    yield Measurement(0.0, TOLERANCE, Example(short, 1, str(tally)))
+    if worst is None:
+        raise NotApplicable(f"nothing could be compared: {tally}")
+    yield worst._replace(note=str(tally))
+
+
+def _at(subject: Subject, tokens: int, tally: _Tally) -> Iterator[Measurement]:
+    x = subject.make(1, tokens)
+    yield from _expanded(subject, x)
+    loss = _Loss(subject, x)
+    moved = _moved(subject, loss)
+    if tokens <= SHORT:
+        yield from _compared(loss, _coordinates(moved), tally)
+        return
+    # All at once; one by one only to say where.
+    joint = list(_compared(loss, [_joined(moved)] if moved else [], tally))
+    if any(m.fails for m in joint):
+        yield from _compared(loss, _directions(moved), tally)
+    yield from joint
 
 
 def _compared(loss: _Loss, lines: Iterable[_Line], tally: _Tally) -> Iterator[Measurement]:
@@ -152,8 +161,6 @@ class _Moved(NamedTuple):
 def _moved(subject: Subject, loss: _Loss) -> list[_Moved]:
     """Parameters and input vectors with what autograd says of them."""
     parameters = _tensors(subject)
-    for _, parameter in parameters:
-        parameter.grad = None
     vectors = subject.adapter.vocabulary is None
     x = loss.x.detach().requires_grad_(vectors)
     answer = subject.run(x, grad=True)
@@ -213,10 +220,8 @@ def _joined(moved: list[_Moved]) -> _Line:
 
 def _tensors(subject: Subject) -> list[tuple[str, Tensor]]:
     """Parameters to try, at most TENSORS of them, spread over the model."""
-    if subject.module is None:
-        return []
     found: list[tuple[str, Tensor]] = [
-        (n, p) for n, p in subject.module.named_parameters() if p.is_floating_point() and p.numel()
+        (n, p) for n, p in subject.parameters.items() if not p.is_complex() and p.numel()
     ]
     stride = math.ceil(len(found) / TENSORS) if found else 1
     return found[::stride]
@@ -283,13 +288,9 @@ def _differences(loss: _Loss, line: _Line, middle: float, least: float) -> _Slop
 
 def _expanded(subject: Subject, x: Tensor) -> Iterator[Measurement]:
     """The gradient of a sum comes in as one number, expanded; it must act as ones."""
-    if subject.module is None:
-        return
     moved = _tensors(subject)
     results = []
     for whole in (False, True):
-        for _, parameter in moved:
-            parameter.grad = None
         answer = subject.run(x, grad=True)
         if not answer.output.requires_grad:
             return

@@ -19,6 +19,8 @@ __all__ = ["heads_stitched"]
 QUERIES = ("q_proj", "query", "wq", "to_q", "q_lin", "q_linear", "linear_q", "q")
 KEYS = ("k_proj", "key", "wk", "to_k", "k_lin", "k_linear", "linear_k", "k")
 VALUES = ("v_proj", "value", "wv", "to_v", "v_lin", "v_linear", "linear_v", "v")
+QUERY_NORMS = ("q_norm", "q_layernorm", "query_norm", "norm_q", "q_ln")
+KEY_NORMS = ("k_norm", "k_layernorm", "key_norm", "norm_k", "k_ln")
 GATES = ("gate_proj", "g_proj", "wg", "to_g")
 OUTPUTS = ("out_proj", "o_proj", "wo", "to_out", "out_lin", "linear_out", "c_proj", "dense", "proj", "out", "o")
 FUSED = ("c_attn", "qkv_proj", "qkv", "wqkv", "Wqkv", "query_key_value", "in_proj", "to_qkv")
@@ -70,7 +72,6 @@ def heads_stitched(subject: Subject) -> Iterator[Measurement]:
         raise NotApplicable("no softmax over tokens was seen")
     if any(map(_own_bias, subject.attention)):
         raise NotApplicable("its heads have biases of their own (such as ALiBi), so that they are not alike")
-    assert subject.module is not None or not subject.attention
     found = False
     modules = [] if subject.module is None else list(subject.module.named_modules())
     for name, module in modules:
@@ -155,7 +156,9 @@ def _layouts(module: nn.Module) -> list[_Layout]:
             return []
         gate = _one(children, GATES)
         by_query = [*_rows(q, heads), *_columns(output, heads), *([] if gate is None else _rows(gate, heads))]
-        return [_Layout(heads, groups, [*by_query, *_own(module, heads)], [*_rows(k, groups), *_rows(v, groups)])]
+        by_query += [*_own(module, heads), *_norm(children, QUERY_NORMS, _width(q), heads)]
+        by_key = [*_rows(k, groups), *_rows(v, groups), *_norm(children, KEY_NORMS, _width(k), groups)]
+        return [_Layout(heads, groups, by_query, by_key)]
     if fused is not None and heads and _width(fused) % (3 * heads) == 0:
         return _of_fused(fused, output, heads)
     return []
@@ -236,7 +239,12 @@ def _columns(linear: nn.Module, heads: int) -> list[_Slice]:
     return [_Slice(weight, axis, 0, weight.shape[axis], heads)]
 
 
+def _norm(children: dict[str, nn.Module], names: tuple[str, ...], width: int, heads: int) -> list[_Slice]:
+    """Parameters of a norm over all heads at once; those of one head are shared by all."""
+    found = (children[name] for name in names if name in children)
+    return [_Slice(p, 0, 0, width, heads) for norm in found for p in norm.parameters() if p.shape == (width,)]
+
+
 def _own(module: nn.Module, heads: int) -> list[_Slice]:
     """Parameters of the module itself that have one number, or row, for each head."""
-    tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    return [_Slice(t, 0, 0, heads, heads) for _, t in tensors if t.ndim and t.shape[0] == heads]
+    return [_Slice(p, 0, 0, heads, heads) for p in module.parameters(recurse=False) if p.ndim and p.shape[0] == heads]

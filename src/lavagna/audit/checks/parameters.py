@@ -15,20 +15,17 @@ __all__ = ["untrained"]
 
 def untrained(subject: Subject) -> Iterator[Measurement]:
     """No gradient of a weighted sum of the outputs is missing, or zero throughout."""
-    module = subject.module
-    parameters = [] if module is None else [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    parameters = subject.parameters
     if not parameters:
         raise NotApplicable("it has no parameters")
     frozen = {n for n, p in subject.origin.model.named_parameters() if not p.requires_grad}
     tokens = subject.longest(33)
     x = subject.make(2, tokens)
-    for _, parameter in parameters:
-        parameter.grad = None
     answer = subject.run(x, grad=True)
     weights = torch.randn(answer.output.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     if answer.output.requires_grad:
         subject.backward((answer.output.double() * weights).sum())
-    still = [n for n, p in parameters if n not in frozen and (p.grad is None or not bool(p.grad.any()))]
+    still = [n for n, p in parameters.items() if n not in frozen and (p.grad is None or not bool(p.grad.any()))]
     used = {name for name in still if _matters(subject, name, x)}
     named = ", ".join(still[:4]) + (f" and {len(still) - 4} more" if len(still) > 4 else "")
     notes = [f"without gradient: {named}"] if still else []
@@ -47,8 +44,7 @@ def untrained(subject: Subject) -> Iterator[Measurement]:
 
 def _matters(subject: Subject, name: str, x: torch.Tensor) -> bool:
     """Whether another value of the parameter gives another output."""
-    assert subject.module is not None
-    parameter = subject.module.get_parameter(name)
+    parameter = subject.parameters[name]
     kept = parameter.detach().clone()
     before = subject.run(x).output
     with torch.no_grad():

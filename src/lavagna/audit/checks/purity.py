@@ -55,6 +55,14 @@ def earlier_calls(subject: Subject) -> Iterator[Measurement]:
             Example(tokens, 1, "the same call twice"),
             cause="the model draws random numbers in evaluation mode (dropout left on) or counts its calls",
         )
+        held = subject.run(x, copied=False).output
+        subject.run(subject.other(x))
+        yield Measurement(
+            difference(held, first),
+            subject.tolerance,
+            Example(tokens, 1, "the output of a call after the next call"),
+            cause="an output buffer is kept on the module and written again by the next call",
+        )
         for what, call in _calls(subject, tokens):
             with contextlib.suppress(ModelError):  # whether it runs is another check's question
                 call()
