@@ -136,7 +136,7 @@ class _Watcher(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         # Watching must not be what stops a model.
-        with contextlib.suppress(RuntimeError, IndexError, TypeError, ValueError):
+        with contextlib.suppress(RuntimeError, LookupError, TypeError, ValueError):
             self._watch(func, args, kwargs, result)
         return result
 
