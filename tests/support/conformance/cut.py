@@ -45,7 +45,7 @@ def test_no_state_is_the_first_state_is_a_state_of_zeros(subject: Subject) -> No
         agree(values(*subject(x, state)), values(*expected), 1e-14)
 
 
-@binds("cut anywhere")
+@binds("cut anywhere", representatives=True)
 def test_no_token_changes_no_state(subject: Subject) -> None:
     state = read_state(subject, 3)
     for mask in (None, torch.zeros(3, 0, dtype=torch.bool), torch.zeros(3, 4, dtype=torch.bool)):
