@@ -25,13 +25,15 @@ SMALL: dict[str, list[str]] = {
     "generate": ["--max-tokens", "3"],
     "evaluate": [],
     "zoo": [],
+    "lab": [],
     "info": [],
 }
 
 
 def blocks(language: str) -> list[str]:
     """The fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return [text for name, text in fenced if name == language]
 
 
 @pytest.fixture
