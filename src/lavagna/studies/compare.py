@@ -76,9 +76,8 @@ def compare(
         What results.json holds.
 
     Raises:
-        ConfigError: `out` holds something else, or a comparison with other settings or of a text that has changed
-            since; a candidate cannot have the
-            wanted size, or diverges at every learning rate.
+        ConfigError: `out` holds something else, a comparison with other settings, of a text that has changed since,
+            or of another version; a candidate cannot have the wanted size, or diverges at every learning rate.
         DataError: the data are missing, or too short to be divided.
         NonFiniteError: a run diverged.
         Interrupted: by Ctrl-C or SIGTERM during training; the same call goes on.
@@ -96,6 +95,11 @@ def compare(
         write_json(folder / RESULTS, _results(study))
     shutil.rmtree(folder / WORK, ignore_errors=True)
     results = read_tables(folder / RESULTS)
+    if results.get("format") != FORMAT:
+        raise ConfigError(
+            f"expected results of format {FORMAT} in {str(folder / RESULTS)!r}, got {results.get('format')} of another "
+            "version of Lavagna; choose another folder, or overwrite it"
+        )
     write_report(results, folder / REPORT)
     return results
 
