@@ -241,7 +241,7 @@ def test_a_report_that_was_not_written_is_written_by_the_next_call(
 def test_results_of_another_version_are_refused(text: Path, tmp_path: Path, whole: tuple[Path, dict[str, Any]]) -> None:
     (tmp_path / "settings.json").write_bytes((whole[0] / "settings.json").read_bytes())
     (tmp_path / "results.json").write_text(json.dumps({**whole[1], "format": 0}))
-    with pytest.raises(ConfigError, match="expected results of format 1 in .*, got 0 of another version"):
+    with pytest.raises(ConfigError, match=r"expected results of format 1 in .*, got 0 of another version"):
         compare(config(text), tmp_path)
     assert not (tmp_path / "report.html").exists()
 
