@@ -21,6 +21,7 @@ from .work import Work
 __all__ = ["Result", "page", "reproduce", "write", "write_index"]
 
 PAGES = Path(__file__).with_name("pages")
+NUMERIC = "0123456789-.>"  # what a cell with a number begins with
 
 
 class Result(NamedTuple):
@@ -104,7 +105,7 @@ def write_index(results: Sequence[Result], folder: Path) -> None:
     ]
     with atomic_file(folder / "README.md") as temporary:
         table = _markdown(Table(("experiment", "question", "figures reproduced"), rows))
-        temporary.write_text(_render("README", experiments=table), encoding="utf-8")
+        temporary.write_text(_render("README", experiments=table, torch=(folder / "copy-sort-torch.md").is_file()), encoding="utf-8")
 
 
 def _render(template: str, **known: Any) -> str:
@@ -117,5 +118,8 @@ def _render(template: str, **known: Any) -> str:
 
 
 def _markdown(table: Table) -> str:
-    rows = [table.columns, ["---", *["---:"] * (len(table.columns) - 1)], *table.rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    """A table whose columns of numbers stand on the right, but for the first, which says what a row is about."""
+    sides = ["---"]
+    for column in list(zip(*table.rows, strict=True))[1:]:
+        sides.append("---:" if all(cell[:1] in NUMERIC for cell in column) else "---")
+    return "\n".join(f"| {' | '.join(row)} |" for row in (table.columns, sides, *table.rows))
