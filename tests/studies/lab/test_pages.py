@@ -18,8 +18,8 @@ from lavagna.studies.lab.reproduce import Result
 
 PAGES = Path(__file__).parents[3] / "docs" / "lab"
 
-#: What the committed runs did not reproduce, as their pages say too. Without positions torch's decoder, whose MLP is the
-#: wider SwiGLU, copies a little more than half of the sequences with this seed.
+#: What the committed runs did not reproduce, as their pages say too. Without positions torch's decoder, whose MLP is
+#: SwiGLU, copies a little more than half of the sequences with this seed.
 MISSED = {
     "copy-sort-torch": ["rows.attention without positions.copy.per_sequence: expected at most 0.5, got 0.526"],
 }
