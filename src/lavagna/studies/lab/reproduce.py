@@ -105,7 +105,9 @@ def write_index(results: Sequence[Result], folder: Path) -> None:
     ]
     with atomic_file(folder / "README.md") as temporary:
         table = _markdown(Table(("experiment", "question", "figures reproduced"), rows))
-        temporary.write_text(_render("README", experiments=table, torch=(folder / "copy-sort-torch.md").is_file()), encoding="utf-8")
+        temporary.write_text(
+            _render("README", experiments=table, torch=(folder / "copy-sort-torch.md").is_file()), encoding="utf-8"
+        )
 
 
 def _render(template: str, **known: Any) -> str:
