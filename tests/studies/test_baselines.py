@@ -12,7 +12,7 @@ import torch
 
 from lavagna.data import ByteTokenizer, Corpus, PackedBatches, prepare
 from lavagna.data.packing import Batch
-from lavagna.evaluation import choose_pieces, framed, score
+from lavagna.evaluation import score
 from lavagna.models import LanguageModel, LanguageModelConfig
 from lavagna.studies import baselines
 from lavagna.studies.baselines import BigramTable, gzip_bits_per_byte
@@ -92,16 +92,3 @@ def test_gzip_is_gzip(tmp_path: Path) -> None:
     found = gzip_bits_per_byte(corpus(tmp_path, *texts))
     whole = b"".join(texts)
     assert found == 8 * len(gzip.compress(whole, 9)) / len(whole)
-
-
-def test_gzip_packs_what_is_scored(tmp_path: Path) -> None:
-    """Noise and repetition side by side: of a sample of windows, the very bytes that are scored are packed."""
-    noise = np.random.default_rng(0).integers(0, 256, 4000, dtype=np.uint8).tobytes()
-    text = corpus(tmp_path, b"ab" * 2000, noise)
-    chosen = {"context": 64, "max_tokens": 2000}
-    pieces, _ = choose_pieces(text, **chosen)
-    order = np.lexsort((pieces.start, pieces.document))
-    ids = [framed(text, pieces.document[i], pieces.start[i], pieces.length[i])[1:] for i in order]
-    packed = b"".join(bytes(piece[piece < 256].tolist()) for piece in ids)
-    assert 1500 < len(packed) <= 2064
-    assert gzip_bits_per_byte(text, **chosen) == 8 * len(gzip.compress(packed, 9)) / len(packed)

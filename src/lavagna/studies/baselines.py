@@ -78,18 +78,12 @@ class BigramTable:
         return Scores(documents, bits, lengths, np.zeros(1, np.int64), nowhere, nowhere.astype(np.int64))
 
 
-def gzip_bits_per_byte(
-    corpus: Corpus, *, context: int | None = None, max_tokens: int | None = None, part: int | None = None
-) -> float:
-    """Bits of ``gzip -9`` by bytes of what :func:`lavagna.evaluation.score` scores with these arguments.
-
-    The documents, or what is scored of them, are packed one after another in one file.
-    """
+def gzip_bits_per_byte(corpus: Corpus) -> float:
+    """Bits of ``gzip -9`` by bytes of text, the documents whole and one after another in one file."""
     gzip = zlib.compressobj(9, wbits=31)  # 31: with gzip's header and checksum
     size = read = 0
-    pieces, _ = choose_pieces(corpus, context=context, max_tokens=max_tokens, part=part)
-    for _, document, start, length in sorted(zip(*pieces, strict=True), key=lambda piece: (piece[1], piece[2])):
-        text = corpus.tokenizer.decode(corpus.document(document)[start : start + length])
+    for ids in corpus.documents():
+        text = corpus.tokenizer.decode(ids)
         read += len(text)
         size += len(gzip.compress(text))
     return 8 * (size + len(gzip.flush())) / read

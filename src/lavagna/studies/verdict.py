@@ -158,7 +158,7 @@ def _gzip(results: Results) -> Part:
         who = "it needs fewer" if len(candidates) == 1 else "all candidates need fewer"
     else:
         who = f"only {joined(below)} {plural(len(below), 'needs', 'need')} fewer"
-    yield "finding", "gzip", f"gzip -9 packs the held-out text into {bits(packed)} bits per byte; {who}."
+    yield "finding", "gzip", f"gzip -9 packs all of the held-out text into {bits(packed)} bits per byte; {who}."
 
 
 def _beyond(results: Results) -> Part:
