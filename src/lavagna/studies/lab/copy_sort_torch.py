@@ -52,19 +52,21 @@ def measure(work: Work, *, mixers: Sequence[str] = tuple(MIXERS), steps: int = S
 
 
 def config(row: str) -> LanguageModelConfig:
-    """Two blocks of a mixer and its MLP, or four where its paper has none; learned positions for attention alone."""
+    """The decoder from scratch with another mixer in the place of attention; learned positions for attention alone."""
     from ...models import LanguageModelConfig
 
     name = "attention" if row == WITHOUT_POSITIONS else row
-    mixer = mixer_class(name)
-    options: dict[str, Any] = {"heads": HEADS} if "heads" in option_types(mixer).model_fields else {}
+    options: dict[str, Any] = {"heads": HEADS} if "heads" in option_types(mixer_class(name)).model_fields else {}
     values: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "width": WIDTH,
-        "layers": f"{BLOCKS if mixer.published_mlp else 2 * BLOCKS}*{name}",
+        "layers": f"{BLOCKS}*{name}",
+        "norm": "layernorm",
+        "mlp": "relu",
+        "tied": False,
     }
     if name == "attention":
-        options["position"] = "none"
+        options |= {"position": "none", "qkv_bias": True, "out_bias": True}
         if row != WITHOUT_POSITIONS:
             values |= {"position": "learned", "max_positions": 2 * L + 1}
     return LanguageModelConfig.parse({**values, "mixers": {name: options} if options else {}})
