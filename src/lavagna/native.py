@@ -1,22 +1,28 @@
 """The native part: whether it is there, what it can do, and every reason when it cannot.
 
-Importing this module loads neither the extension nor torch.
+Importing this module loads neither the extension nor torch. LAVAGNA_CPU_ISA names the instruction set that kernels
+run on, one of :func:`instruction_sets`; by default it is the widest.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
-__all__ = ["available", "compiler", "instruction_sets", "kernels", "missing", "refusals"]
+from .errors import BackendError, unknown_name
+
+__all__ = ["available", "compiler", "instruction_set", "instruction_sets", "kernels", "missing", "module", "refusals"]
 
 EXTENSION = "lavagna._native"
 
 #: names of the operators (see lavagna.ops.OPS) for which the extension has kernels
-KERNELS: frozenset[str] = frozenset()
+KERNELS: frozenset[str] = frozenset({"short_conv"})
+
+CHOICE = "LAVAGNA_CPU_ISA"
 
 COMPILERS = ("c++", "g++", "clang++", "cl")
 
@@ -29,7 +35,7 @@ class _Loaded(NamedTuple):
 @cache
 def _load() -> _Loaded:
     try:
-        return _Loaded(import_module(EXTENSION), [])
+        loaded = import_module(EXTENSION)
     except ModuleNotFoundError as error:
         if error.name != EXTENSION:
             raise
@@ -37,6 +43,48 @@ def _load() -> _Loaded:
     except ImportError as error:
         reason = f"the native extension is built but cannot be loaded ({error}); reinstall lavagna"
         return _Loaded(None, [reason])
+    chosen = os.environ.get(CHOICE)
+    if chosen:
+        known = loaded.instruction_sets()
+        if chosen not in known:
+            raise BackendError(unknown_name(f"{CHOICE} on this processor", chosen, known))
+        loaded.choose_instruction_set(known.index(chosen))
+    return _Loaded(loaded, [])
+
+
+@cache
+def module() -> ModuleType:
+    """The extension, ready to run: its threads are those of torch's OpenMP runtime.
+
+    Raises:
+        BackendError: it cannot be used; every reason is listed.
+    """
+    loaded = _load().module
+    if loaded is None:
+        raise BackendError("; ".join(missing()))
+    addresses = _torch_openmp()
+    if addresses is not None:
+        loaded.set_openmp(*addresses)
+    return loaded
+
+
+def _torch_openmp() -> tuple[int, int] | None:
+    """Addresses of GOMP_parallel and omp_get_thread_num in the OpenMP runtime that torch has loaded.
+
+    They are looked up where torch's library finds them, whatever name its wheel gave to the runtime. None where it
+    has another kind of runtime: kernels then run on one thread.
+    """
+    import ctypes
+
+    import torch._C
+
+    library = ctypes.CDLL(torch._C.__file__)
+    try:
+        functions = (library.GOMP_parallel, library.omp_get_thread_num)
+    except AttributeError:
+        return None
+    first, second = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+    return (first, second) if first and second else None
 
 
 def _not_built() -> str:
@@ -59,14 +107,20 @@ def missing() -> list[str]:
 
 def compiler() -> str | None:
     """The compiler that built the extension, with its version; None without the extension."""
-    module = _load().module
-    return None if module is None else module.compiler()
+    loaded = _load().module
+    return None if loaded is None else loaded.compiler()
 
 
 def instruction_sets() -> list[str]:
     """The instruction sets that the extension can use on this processor, the widest last."""
-    module = _load().module
-    return [] if module is None else module.instruction_sets()
+    loaded = _load().module
+    return [] if loaded is None else loaded.instruction_sets()
+
+
+def instruction_set() -> str | None:
+    """The instruction set that kernels run on; None without the extension."""
+    loaded = _load().module
+    return None if loaded is None else loaded.instruction_set()
 
 
 def kernels() -> frozenset[str]:

@@ -8,6 +8,7 @@ from ...errors import InputError, ShapeError
 from ...shapes import Dims
 from ..dispatch import Call, Result, Row, Table, common_dtype
 from ..packing import check_cu_seqlens
+from .cpu import refuses as too_wide
 
 __all__ = ["TABLE", "short_conv"]
 
@@ -16,7 +17,7 @@ ACTIVATIONS = (None, "silu")
 TABLE = Table(
     "short_conv",
     (
-        Row("cpu", "parallel", "lavagna.ops.conv.cpu:convolve", packs=True, widens=False),
+        Row("cpu", "parallel", "lavagna.ops.conv.cpu:convolve", too_wide, packs=True),
         Row("torch", "parallel", "lavagna.ops.conv.parallel:convolve", packs=True),
         Row("reference", "recurrent", "lavagna.ops.conv.reference:short_conv"),
     ),

@@ -1,11 +1,7 @@
-#include "cpu_info.h"
+#include "instruction_sets.h"
 
 #define LAVAGNA_STRING_(x) #x
 #define LAVAGNA_STRING(x) LAVAGNA_STRING_(x)
-
-#if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))
-#define LAVAGNA_X86 1
-#endif
 
 namespace lavagna {
 
@@ -44,17 +40,26 @@ constexpr InstructionSet instruction_sets[] = {
 #if defined(LAVAGNA_X86)
     {"avx2", avx2},
     {"avx512", avx512},
-#elif defined(__aarch64__)
-    {"neon", always},
 #endif
 };
 
+constexpr int count = sizeof(instruction_sets) / sizeof(instruction_sets[0]);
+int chosen = -1;
+
 }  // namespace
 
-int instruction_set_count() { return sizeof(instruction_sets) / sizeof(instruction_sets[0]); }
+int instruction_set_count() { return count; }
 
 const char* instruction_set_name(int index) { return instruction_sets[index].name; }
 
 bool instruction_set_usable(int index) { return instruction_sets[index].usable(); }
+
+int instruction_set() {
+  if (chosen < 0)
+    for (chosen = count - 1; !instruction_set_usable(chosen);) --chosen;
+  return chosen;
+}
+
+void choose_instruction_set(int index) { chosen = index; }
 
 }  // namespace lavagna

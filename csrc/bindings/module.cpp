@@ -1,0 +1,35 @@
+// The one place where Python and the native code meet: what concerns the whole module here, each kernel in its file.
+#include "bindings.h"
+
+#include "../core/instruction_sets.h"
+#include "../core/parallel.h"
+
+NB_MODULE(_native, module) {
+  using namespace lavagna;
+  module.doc() = "Native part of lavagna; read it through lavagna.native.";
+
+  module.def("compiler", &compiler, "The compiler that built this module, with its version.");
+
+  module.def(
+      "instruction_sets",
+      [] {
+        nb::list usable;
+        for (int i = 0; i < instruction_set_count(); ++i)
+          if (instruction_set_usable(i)) usable.append(instruction_set_name(i));
+        return usable;
+      },
+      nb::sig("def instruction_sets() -> list[str]"),
+      "The instruction sets that can be used here, the widest last.");
+
+  module.def(
+      "instruction_set", [] { return instruction_set_name(instruction_set()); },
+      "The instruction set that kernels run on.");
+
+  module.def("choose_instruction_set", &choose_instruction_set, nb::arg("index"),
+             "Run kernels on this one of instruction_sets().");
+
+  module.def("set_openmp", &set_openmp, nb::arg("parallel"), nb::arg("thread_number"),
+             "Addresses of GOMP_parallel and omp_get_thread_num in the OpenMP runtime that torch has loaded.");
+
+  bind_short_conv(module);
+}

@@ -1,0 +1,88 @@
+"""How native kernels become operators of torch: the library ``lavagna`` and what every adapter needs.
+
+An adapter (cpu.py of an operator) defines its operators here: one forward and one backward, with shapes for
+torch.compile (fake kernels) and the formula that joins the two. The backward operator has no formula of its own:
+differentiating twice raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..errors import BackendError
+
+__all__ = ["address", "boundaries", "define", "kernel", "rows"]
+
+_LIBRARY = torch.library.Library("lavagna", "DEF")
+
+
+def define(
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    backward: Callable[..., Any] | None = None,
+    save: Callable[..., None] | None = None,
+) -> Callable[..., Any]:
+    """Define torch.ops.lavagna.NAME and return it.
+
+    Args:
+        schema: name, arguments and results as torch.library has them.
+        run: executes it on CPU tensors.
+        fake: makes results of the right shapes, without values.
+        backward: (ctx, *gradients of the results) -> gradients of the arguments; None for an operator that cannot be
+            differentiated: asking for its gradient raises.
+        save: (ctx, inputs, output), keeps what `backward` needs.
+    """
+    name = schema[: schema.index("(")]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, run, "CPU")
+    torch.library.register_fake(f"lavagna::{name}", fake, lib=_LIBRARY)
+
+    def refuse(ctx: Any, *gradients: Any) -> Any:
+        raise BackendError(f"lavagna::{name} has no derivative; impl='torch' can be differentiated more than once")
+
+    torch.library.register_autograd(f"lavagna::{name}", backward or refuse, setup_context=save, lib=_LIBRARY)
+    return getattr(torch.ops.lavagna, name).default
+
+
+def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
+    """The native function of this name for float32 or float64."""
+    return getattr(native.module(), f"{name}_{'float64' if dtype == torch.float64 else 'float32'}")
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where its data begins; 0 for what is absent."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def rows(x: Tensor) -> tuple[Tensor, int]:
+    """x [B, T, ...] as B·T rows of contiguous numbers, and how many numbers apart they begin.
+
+    A view whose tokens are evenly spaced (a part of a wider projection) stays as it is; others are copied.
+    """
+    width = x[0, 0].numel() if x.numel() else 0
+    stride = x.stride(1) if x.shape[1] > 1 else (x.stride(0) if x.shape[0] > 1 else width)
+    even = x.shape[0] == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * stride
+    if even and stride >= width and _contiguous_inside(x.shape[2:], x.stride()[2:]):
+        return x, stride
+    return x.contiguous(), width
+
+
+def _contiguous_inside(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def boundaries(bounds: list[int] | None) -> Tensor | None:
+    """Boundaries of packed sequences as kernels read them."""
+    return None if bounds is None else torch.tensor(bounds, dtype=torch.int64)
