@@ -49,7 +49,7 @@ def lab(
     Seeds are fixed. Each experiment is held beside the figures that it must reproduce; if one is not, it is listed at
     the end, and the exit status is 1.
     """
-    if names == "list":
+    if names == "list" and engine == "numpy" and mixer is None:
         _list()
     elif _run(_chosen(names, engine, mixer), out, whole=names == "all"):
         raise typer.Exit(1)
@@ -68,7 +68,7 @@ def _list() -> None:
 
 def _chosen(names: str, engine: str, mixer: str | None) -> dict[str, tuple[Experiment, str]]:
     """The experiments to run, by the names of their pages, and the command for each."""
-    from ..studies.lab import chosen, load
+    from ..studies.lab import chosen, each_once, load
 
     if engine not in ENGINES:
         raise InputError(unknown_name("engine", engine, ENGINES))
@@ -83,7 +83,7 @@ def _chosen(names: str, engine: str, mixer: str | None) -> dict[str, tuple[Exper
     from ..mixers.registry import MIXERS, mixer_class
     from ..studies.lab.copy_sort_torch import experiment
 
-    mixers = list(MIXERS) if mixer == "all" else [name.strip() for name in mixer.split(",")]
+    mixers = list(MIXERS) if mixer == "all" else each_once("mixer", mixer)
     for name in mixers:
         mixer_class(name)
     return {f"{ON_TORCH}-torch": (experiment(mixers), f"lavagna lab {ON_TORCH} --engine torch --mixer {mixer}")}

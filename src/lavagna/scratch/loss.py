@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -14,24 +13,23 @@ __all__ = ["LossRun", "cross_entropy", "cross_entropy_backward"]
 
 
 class LossRun(NamedTuple):
-    """What the backward needs: p (N, vocab), the targets (N,), each row's factor (N,) and the logits' shape."""
+    """What the backward needs: p (N, vocab), the targets (N,), each row's share w/Σw (N,) and the logits' shape."""
 
     p: Array
     targets: Tokens
-    factor: Array
+    w: Array
     shape: tuple[int, ...]
 
 
-def cross_entropy(logits: Array, targets: Tokens, weights: Array, *, floor: float = 0.0) -> tuple[float, LossRun]:
+def cross_entropy(logits: Array, targets: Tokens, weights: Array) -> tuple[float, LossRun]:
     """How surprised the predictions are by the targets, on average over the weights.
 
-        L = −Σ_t w_t ln(p_t[target_t] + floor) / Σ_t w_t,  p = softmax(logits)
+        L = −Σ_t w_t ln p_t[target_t] / Σ_t w_t,  p = softmax(logits)
 
     Args:
         logits: (B, T, vocab).
         targets: (B, T), the right token after each position.
         weights: (B, T), ≥ 0: 1 where the prediction counts, 0 where it does not.
-        floor: bounds the surprise of a single position by −ln(floor); the experiments have 1e-12.
 
     Returns:
         L, and what the backward needs.
@@ -56,14 +54,11 @@ def cross_entropy(logits: Array, targets: Tokens, weights: Array, *, floor: floa
     p /= sums
     right = np.arange(len(y)), y
     log_p = z[right] - np.log(sums[:, 0])
-    # d ln(p + floor) = p/(p + floor) · d ln p
-    share = 1.0 if floor == 0 else p[right] / (p[right] + floor)
-    kept = log_p if floor == 0 else np.logaddexp(log_p, math.log(floor))
-    return -float(w @ kept), LossRun(p, y, w * share, logits.shape)
+    return -float(w @ log_p), LossRun(p, y, w, logits.shape)
 
 
 def cross_entropy_backward(run: LossRun) -> Array:
-    """∂L/∂logits = w/Σw · p_y/(p_y + floor) · (p − onehot(target)), (B, T, vocab)."""
-    dz = run.p * run.factor[:, None]
-    dz[np.arange(len(run.targets)), run.targets] -= run.factor
+    """∂L/∂logits = w/Σw · (p − onehot(target)), (B, T, vocab)."""
+    dz = run.p * run.w[:, None]
+    dz[np.arange(len(run.targets)), run.targets] -= run.w
     return dz.reshape(run.shape)

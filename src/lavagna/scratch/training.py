@@ -19,8 +19,6 @@ def train_step(
     targets: Tokens,
     weights: Array,
     rate: float,
-    *,
-    floor: float = 0.0,
 ) -> tuple[float, dict[str, Array]]:
     """Forward, backward, and one step of Adam.
 
@@ -28,13 +26,12 @@ def train_step(
         decoder: whose parameters `adam` changes.
         inputs, targets, weights: (B, T), see cross_entropy.
         rate: of Adam.
-        floor: of the loss.
 
     Returns:
         The loss before the step, and its gradients.
     """
     logits, run = decoder.forward(inputs)
-    loss, loss_run = cross_entropy(logits, targets, weights, floor=floor)
+    loss, loss_run = cross_entropy(logits, targets, weights)
     gradients = decoder.backward(cross_entropy_backward(loss_run), run)
     adam.step(gradients, rate)
     return loss, gradients

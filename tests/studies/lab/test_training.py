@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lavagna.scratch import Adam, Config, Decoder, batch, train_step
+from lavagna.scratch import Adam, Config, Decoder, batch, softmax, train_step
 from lavagna.studies.lab.training import Shape, Training, train
 
 
@@ -22,6 +22,17 @@ def test_one_generator_draws_the_decoder_and_then_every_batch() -> None:
     assert trained.losses.tolist() == losses
     for name, theta in decoder.params.items():
         np.testing.assert_array_equal(trained.decoder.params[name], theta)
+
+
+def test_the_loss_is_the_protocols() -> None:
+    training = Training("copy", 3, seed=1, steps=1)
+    rng = np.random.default_rng(1)
+    decoder = training.decoder(rng)
+    inputs, targets, weights = batch("copy", rng, 32, 3)
+    p = softmax(decoder.forward(inputs)[0])
+    right = np.take_along_axis(p, targets[..., None], -1)[..., 0]
+    (loss,) = train(training, quiet).losses
+    assert loss == pytest.approx(-(weights * np.log(right + 1e-12)).sum() / weights.sum(), abs=1e-9)
 
 
 def test_without_positions_the_table_stays_zero_and_nothing_else_changes_its_draws() -> None:

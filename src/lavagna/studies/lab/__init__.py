@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .experiments import EXPERIMENTS, chosen, load
+from .experiments import EXPERIMENTS, chosen, each_once, load
 from .reproduce import Result, page, reproduce, write, write_index
 from .work import Work
 
-__all__ = ["EXPERIMENTS", "Result", "Work", "chosen", "load", "page", "reproduce", "write", "write_index"]
+__all__ = ["EXPERIMENTS", "Result", "Work", "chosen", "each_once", "load", "page", "reproduce", "write", "write_index"]

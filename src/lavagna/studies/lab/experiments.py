@@ -7,7 +7,7 @@ from importlib import import_module
 from ...errors import InputError, unknown_name
 from .experiment import Experiment
 
-__all__ = ["EXPERIMENTS", "QUESTIONS", "chosen", "load"]
+__all__ = ["EXPERIMENTS", "QUESTIONS", "chosen", "each_once", "load"]
 
 EXPERIMENTS: dict[str, tuple[str, str]] = {
     "equals-torch": ("equals_torch:EXPERIMENT", "Is attention from scratch the attention of torch?"),
@@ -39,16 +39,29 @@ def chosen(names: str) -> list[str]:
     """The experiments of "all", a name, or names with commas between.
 
     Raises:
-        InputError: a name is none of an experiment, or stands there twice.
+        InputError: a name is none of an experiment, or stands there twice, or all stands beside others.
     """
     if names == "all":
         return list(EXPERIMENTS)
-    wanted = [name.strip() for name in names.split(",")]
+    wanted = each_once("experiment", names)
     for name in wanted:
+        if name in ("all", "list"):
+            raise InputError(f"expected {name} alone, or names of experiments, got {names!r}")
         if name not in EXPERIMENTS:
             raise InputError(unknown_name("experiment", name, (*EXPERIMENTS, "all", "list")))
+    return wanted
+
+
+def each_once(kind: str, names: str) -> list[str]:
+    """Names with commas between.
+
+    Raises:
+        InputError: a name stands there twice.
+    """
+    wanted = [name.strip() for name in names.split(",")]
+    for name in wanted:
         if wanted.count(name) > 1:
-            raise InputError(f"expected each experiment once, got {name} {wanted.count(name)} times")
+            raise InputError(f"expected each {kind} once, got {name} {wanted.count(name)} times")
     return wanted
 
 

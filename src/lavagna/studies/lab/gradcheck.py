@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ from ...scratch import Config, Decoder, check_gradients, cross_entropy, cross_en
 from ...scratch.block import Norm
 from .drawing import FAINT, colour
 from .experiment import Drawing, Experiment, Table, Values
+from .training import VOCABULARY
 from .work import Tick, Work
 
 if TYPE_CHECKING:
@@ -19,10 +21,10 @@ __all__ = ["EXPERIMENT", "measure"]
 
 STEPS = ("1e-06", "1e-05", "1e-04")
 NORMS: tuple[Norm, ...] = ("pre", "post")
-VOCABULARY, ROWS, TOKENS = 21, 3, 12
+ROWS, TOKENS = 3, 12
 COORDINATES = 6  # of each tensor
 SMALLEST = 1e-6  # derivative that a relative error is taken of
-FLOOR = 1e-12  # of the figure
+LOWEST = 1e-12  # error that the figure shows
 
 
 def measure(work: Work) -> Values:
@@ -47,11 +49,12 @@ def one_check(piece: tuple[Norm, str], tick: Tick) -> tuple[list[str], Values]:
     targets = rng.integers(0, VOCABULARY, (ROWS, TOKENS))
     weights = np.zeros((ROWS, TOKENS))
     weights[:, 6:] = 1.0
+    loss_of = partial(cross_entropy, targets=targets, weights=weights)
     logits, run = decoder.forward(tokens)
-    gradients = decoder.backward(cross_entropy_backward(cross_entropy(logits, targets, weights)[1]), run)
+    gradients = decoder.backward(cross_entropy_backward(loss_of(logits)[1]), run)
     checked = []
     for coordinate in check_gradients(
-        lambda: cross_entropy(decoder.forward(tokens)[0], targets, weights)[0],
+        lambda: loss_of(decoder.forward(tokens)[0])[0],
         decoder.params,
         gradients,
         epsilon=float(epsilon),
@@ -100,11 +103,11 @@ def _draw(values: Values, axes: list[Axes]) -> None:
         errors, kinks = values["pre"][step]["errors"], values["pre"][step]["kinks"]
         smooth = [i for i in range(len(errors)) if i not in kinks]
         for i, (at, label) in enumerate(((smooth, "smooth"), (kinks, "crosses a kink"))):
-            shown = [max(errors[place], FLOOR) for place in at]
+            shown = [max(errors[place], LOWEST) for place in at]
             panel.plot(at, shown, "os"[i], color=colour(i), markersize=3.5, label=label)
         panel.axhline(1e-3, color=FAINT, linewidth=1)
         panel.set_yscale("log")
-        panel.set_ylim(FLOOR, 1)
+        panel.set_ylim(LOWEST, 1)
         panel.set(title=f"ε = {float(step):.0e}", xlabel="coordinate")
     axes[0].set_ylabel("relative error")
     axes[2].legend(loc="center right")

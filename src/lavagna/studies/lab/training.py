@@ -77,7 +77,11 @@ class Trained(NamedTuple):
 
 
 def train(training: Training, tick: Callable[[float], None]) -> Trained:
-    """One generator draws the decoder and then every batch."""
+    """One generator draws the decoder and then every batch.
+
+    The protocol writes the loss as −Σ w ln(p + 1e-12)/Σ w, and its figures come from the gradient of −Σ w ln p/Σ w, as
+    here: with that of the sum inside of the logarithm copy without positions ends at a loss of .748, not .734.
+    """
     rng = np.random.default_rng(training.seed)
     decoder = training.decoder(rng)
     adam = Adam(decoder.params)
