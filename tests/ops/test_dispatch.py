@@ -9,7 +9,7 @@ from torch import Tensor
 from lavagna import native
 from lavagna.errors import BackendError, InputError, ShapeError
 from lavagna.ops import OPS
-from lavagna.ops.dispatch import FORMS, Call, Result, Row, Table, common_dtype, device_of
+from lavagna.ops.dispatch import FORMS, Call, Result, Row, Table, automatic, common_dtype, device_of
 from lavagna.ops.spec import load_spec
 
 
@@ -276,3 +276,17 @@ def test_every_row_that_can_run_has_its_function(op: str) -> None:
     for each in table_of.rows:
         if not table_of.reasons(each):
             assert callable(each.function)
+
+
+def test_what_is_left_open_can_be_decided_for_a_whole_model() -> None:
+    able = table(row("torch", "chunk"), row("torch", "recurrent"), row("reference", "recurrent"))
+    assert able.choose(call()).impl == "torch"
+    with automatic("reference"):
+        assert able.choose(call()).impl == "reference"
+        assert able.choose(call(), impl="torch").impl == "torch"
+        with automatic("cpu"), pytest.raises(BackendError, match="no such pair"):
+            able.choose(call())
+        assert able.choose(call()).impl == "reference"
+    assert able.choose(call()).impl == "torch"
+    with pytest.raises(InputError, match="unknown impl 'cuda'"), automatic("cuda"):
+        pass

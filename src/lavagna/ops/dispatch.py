@@ -7,8 +7,8 @@ reason why it cannot. Nothing falls back silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -21,12 +21,36 @@ from ..errors import BackendError, InputError, ShapeError, unknown_name
 from .packing import run_packed
 from .tree import leaves
 
-__all__ = ["FORMS", "Call", "Result", "Row", "Table", "common_dtype", "device_of"]
+__all__ = ["FORMS", "Call", "Result", "Row", "Table", "automatic", "common_dtype", "device_of"]
 
 FORMS = ("recurrent", "chunk", "parallel")
 IMPLS = ("reference", "torch", "cpu")
 
 _DOUBLE = (torch.float64, torch.complex128)
+
+_automatic = "auto"
+
+
+@contextmanager
+def automatic(impl: str) -> Iterator[None]:
+    """Inside, a call that leaves ``impl`` open runs on this one: to compare implementations of a whole model.
+
+    It holds for all threads.
+
+    Args:
+        impl: a name of :data:`IMPLS`, or "auto".
+
+    Raises:
+        InputError: the name is unknown. A call whose operator has no such row raises BackendError, as if named there.
+    """
+    global _automatic
+    if impl not in (*IMPLS, "auto"):
+        raise InputError(unknown_name("impl", impl, (*IMPLS, "auto")))
+    before, _automatic = _automatic, impl
+    try:
+        yield
+    finally:
+        _automatic = before
 
 
 class Result(NamedTuple):
@@ -141,6 +165,8 @@ class Table:
         for kind, name, known in (("form", form, FORMS), ("impl", impl, IMPLS)):
             if name not in (*known, "auto"):
                 raise InputError(f"{self.op}: {unknown_name(kind, name, (*known, 'auto'))}")
+        if impl == "auto":
+            impl = _automatic
         order = self.prefer(call)
         named = self._named(form, impl, order)
         refused = []
