@@ -38,7 +38,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[CompareConfig]:
     """Put made-up results in the place of a comparison; the settings that came are kept."""
     seen: list[CompareConfig] = []
-    found = results(candidate("mamba", 2.4), candidate("attention", 3.6, state=(100_000, 1_600_000)))
+    found = results(
+        candidate("mamba", 2.4, native=6.5), candidate("attention", 3.6, state=(100_000, 1_600_000), native=1.0)
+    )
     found["verdict"] = verdict(found)
 
     def compare(config: CompareConfig, out: Path, **options: Any) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def test_it_ends_with_a_table_samples_the_verdict_and_the_report(
     assert status == 0
     lines = out.splitlines()
     (row,) = (line for line in lines if line.startswith("mamba  "))
-    assert row.split() == ["mamba", "150,000", "2.400", "±0.010", "10,000", "500", "1", "kB"]
+    assert row.split() == ["mamba", "150,000", "2.400", "±0.010", "10,000", "6.5", "500", "1", "kB"]
     assert any(line.startswith("gzip -9") and line.rstrip().endswith("1.900") for line in lines)
     assert any(line.startswith("table of token pairs") and line.rstrip().endswith("3.500") for line in lines)
     assert "--- mamba goes on from 'import <b>':\nos & sys" in out

@@ -52,9 +52,11 @@ def with_verdict(found: dict[str, Any]) -> dict[str, Any]:
 
 FULL = with_verdict(
     results(
-        candidate("attention", 2.9, training=20_000, generation=300, state=(100_000, 1_600_000), beyond=3.8),
-        candidate("mamba", 2.4, training=8_000, generation=600, beyond=2.4, diverged=(0.03,)),
-        candidate("gla", 3.6, beyond=3.6, edge="lowest"),
+        candidate(
+            "attention", 2.9, training=20_000, generation=300, state=(100_000, 1_600_000), beyond=3.8, native=1.0
+        ),
+        candidate("mamba", 2.4, training=8_000, generation=600, beyond=2.4, diverged=(0.03,), native=6.5),
+        candidate("gla", 3.6, beyond=3.6, edge="lowest", native=4.0),
         rates=(0.01, 0.03),
     )
 )
@@ -98,6 +100,12 @@ def test_every_statement_and_number_is_there(case: str) -> None:
         assert f"{part['bits_per_byte']['value']:.3f}" in text
         assert part["sample"]["text"] in text
     assert f"{found['baselines']['gzip']:.3f}" in text
+
+
+def test_native_kernels_are_held_against_the_portable_path_where_they_ran() -> None:
+    assert "6.56.4 to 6.6" in Page(rendered("full")).text
+    assert "portable" in rendered("full")
+    assert "portable" not in rendered("equal")
 
 
 def test_the_warning_stands_before_the_headline() -> None:

@@ -14,6 +14,7 @@ def candidate(
     *,
     training: float = 10_000.0,
     generation: float = 500.0,
+    native: float | None = None,
     state: tuple[int, int] = (1_000, 1_000),
     beyond: float | None = None,
     rate: float = 0.01,
@@ -26,6 +27,7 @@ def candidate(
 
     Args:
         name, bits, training, generation: name, quality, tokens per second.
+        native: how many times as fast as on the portable path; None without native kernels.
         state: bytes after the shortest and the longest reading.
         beyond: bits per byte past the trained length; None where nothing was measured there.
         rate, edge, diverged: the learning rate chosen, whether it was at an edge, and rates that diverged.
@@ -66,6 +68,7 @@ def candidate(
         "memory": [{"context": 256, "bytes": state[0]}, {"context": 4096, "bytes": state[1]}],
         "speed": {
             "training": speed(training),
+            "native": speed(native) if native else None,
             "generation": [{"context": 256, **speed(generation)}, {"context": 4096, **speed(generation)}],
         },
         "against_bigrams": interval(bits - bigram, 0.02),

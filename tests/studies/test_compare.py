@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from lavagna import native
 from lavagna.cli.evaluate import evaluate
 from lavagna.data import load_tokenizer, prepare
 from lavagna.errors import ConfigError, DataError, NonFiniteError
@@ -136,6 +137,8 @@ def test_models_learnt_and_their_figures_hang_together(whole: tuple[Path, dict[s
         # Forward and backward: about 6 for each parameter, embeddings being looked up.
         assert 2 < candidate["flops"]["training"] / candidate["parameters"] < 8
         assert candidate["flops"]["generation"] < candidate["flops"]["training"]
+        # Beside native kernels the portable path is measured too, and nothing where it is all there is.
+        assert (candidate["speed"]["native"] is not None) == native.available()
     attention, delta, _ = results["candidates"]
     assert attention["memory"][1]["bytes"] > attention["memory"][0]["bytes"]
     assert delta["memory"][1]["bytes"] == delta["memory"][0]["bytes"]
@@ -241,7 +244,7 @@ def test_a_report_that_was_not_written_is_written_by_the_next_call(
 def test_results_of_another_version_are_refused(text: Path, tmp_path: Path, whole: tuple[Path, dict[str, Any]]) -> None:
     (tmp_path / "settings.json").write_bytes((whole[0] / "settings.json").read_bytes())
     (tmp_path / "results.json").write_text(json.dumps({**whole[1], "format": 0}))
-    with pytest.raises(ConfigError, match=r"expected results of format 1 in .*, got 0 of another version"):
+    with pytest.raises(ConfigError, match=r"expected results of format 2 in .*, got 0 of another version"):
         compare(config(text), tmp_path)
     assert not (tmp_path / "report.html").exists()
 

@@ -233,10 +233,12 @@ def _tell(results: Mapping[str, Any], out: Path) -> None:
     longest = count(ranked[0]["memory"][-1]["context"])
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("candidate")
+    native = ranked[0]["speed"]["native"] is not None
     for title in (
         "parameters",
         "bits per byte",
         "training\ntokens/s",
+        *(["times as fast\nas portable"] if native else []),
         f"generation\nafter {longest}\ntokens/s",
         f"state\nafter {longest}",
     ):
@@ -248,6 +250,7 @@ def _tell(results: Mapping[str, Any], out: Path) -> None:
             count(candidate["parameters"]),
             _quality(candidate["bits_per_byte"]),
             count(speed["training"]["median"]),
+            *([f"{speed['native']['median']:.1f}"] if native else []),
             count(speed["generation"][-1]["median"]),
             size(candidate["memory"][-1]["bytes"]),
         )

@@ -53,7 +53,7 @@ __all__ = ["REPORT", "RESULTS", "Interrupted", "compare", "compared_data", "forg
 
 SETTINGS, RESULTS, REPORT = "settings.json", "results.json", "report.html"
 TEXT = "text"  # key of the settings: fingerprint of the files that were read
-FORMAT = 1
+FORMAT = 2
 CURVE_POINTS = 80
 
 
@@ -205,7 +205,8 @@ def _results(study: Study) -> dict[str, Any]:
             "flops": flops[i],
             "memory": [{"context": at["context"], "bytes": at["state_bytes"]} for at in generation[i]],
             "speed": {
-                "training": spread(training[i]),
+                "training": spread(training[i]["auto"]),
+                "native": _times_portable(training[i]),
                 "generation": [{"context": at["context"], **spread(at["tokens_per_second"])} for at in generation[i]],
             },
             "against_bigrams": _interval(*difference(trained[i], [bigram], seeds, b_has_seed=False)),
@@ -270,6 +271,13 @@ def _change(found: tuple[tuple[int, int], tuple[int, int], Interval] | None) -> 
         for name, span in zip(("near", "far"), found[:2], strict=True)
     }
     return {**spans, **_interval(*found[2])}
+
+
+def _times_portable(speeds: Mapping[str, Sequence[float]]) -> dict[str, float] | None:
+    """How many times as fast training was as on the portable path, in each round; None where that is the only one."""
+    if "torch" not in speeds:
+        return None
+    return spread([chosen / portable for chosen, portable in zip(speeds["auto"], speeds["torch"], strict=True)])
 
 
 def _mean_curve(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

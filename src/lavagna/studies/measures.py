@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .. import native
 from ..cost import plan
 from ..data import Corpus, PackedBatches
 from ..evaluation import Scores, score
@@ -105,8 +106,11 @@ def measure_baselines(study: Study) -> Baselines:
     return Baselines(_scores(found["bigram"]), found["gzip"])
 
 
-def measure_speeds(study: Study) -> tuple[list[list[float]], list[list[dict[str, Any]]]]:
-    """By candidate: training speed in each round, and what :func:`generation_speeds` gives."""
+def measure_speeds(study: Study) -> tuple[list[dict[str, list[float]]], list[list[dict[str, Any]]]]:
+    """By candidate: what :func:`training_speeds` and :func:`generation_speeds` give.
+
+    Where native kernels run, training is measured on the portable path too.
+    """
     config, names = study.config, [candidate.folder for candidate in study.candidates]
 
     def models() -> dict[str, Any]:
@@ -121,6 +125,7 @@ def measure_speeds(study: Study) -> tuple[list[list[float]], list[list[dict[str,
             run,
             rounds=config.rounds,
             scratch=study.work,
+            impls=("auto", "torch") if native.available() and study.device.type == "cpu" else ("auto",),
             device=study.device,
             finished=refuse_interrupted,
             tick=lambda share: tick(share, ""),

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..data import Corpus
 from ..generation import Reading, read, stream
 from ..models import LanguageModel
+from ..ops.dispatch import automatic
 from ..training import Finished, TrainingConfig, train
 
 __all__ = ["generation_speeds", "spread", "training_speeds"]
@@ -34,10 +35,11 @@ def training_speeds(
     *,
     rounds: int,
     scratch: Path,
+    impls: Sequence[str] = ("auto",),
     device: torch.device | str = "cpu",
     finished: Callable[[Finished], None] = lambda finished: None,
     tick: Callable[[float], None] = lambda share: None,
-) -> dict[Name, list[float]]:
+) -> dict[Name, dict[str, list[float]]]:
     """Tokens per second of a few steps of the training loop, optimiser included, in each round.
 
     Args:
@@ -45,19 +47,25 @@ def training_speeds(
         training, validation, config: as for :func:`lavagna.training.train`.
         rounds: how often each is measured.
         scratch: where the runs may leave files for a moment.
+        impls: what executes the operators, each measured in every round; see :func:`lavagna.ops.dispatch.automatic`.
         device: "cpu", "cuda", "mps".
         finished: told how each short run ended; may raise.
         tick: called with the share that is done.
+
+    Returns:
+        By candidate and impl: one speed for each round.
     """
     config = config.model_copy(update={"steps": STEPS + 1, "evaluate_tokens": 1, "save_every": 0})
-    speeds: dict[Name, list[float]] = {name: [] for name in models}
+    speeds: dict[Name, dict[str, list[float]]] = {name: {impl: [] for impl in impls} for name in models}
     for turn in range(rounds):
         for place, (name, model) in enumerate(models.items()):
-            lines: list[Mapping[str, Any]] = []
-            with tempfile.TemporaryDirectory(dir=scratch) as run:
-                finished(train(model, training, validation, config, Path(run), device=device, observe=lines.append))
-            timed = [line for line in lines if "loss" in line][1:]
-            speeds[name].append(sum(line["tokens"] for line in timed) / sum(line["seconds"] for line in timed))
+            for impl in impls:
+                lines: list[Mapping[str, Any]] = []
+                with automatic(impl), tempfile.TemporaryDirectory(dir=scratch) as run:
+                    finished(train(model, training, validation, config, Path(run), device=device, observe=lines.append))
+                timed = [line for line in lines if "loss" in line][1:]
+                speed = sum(line["tokens"] for line in timed) / sum(line["seconds"] for line in timed)
+                speeds[name][impl].append(speed)
             tick((turn + (place + 1) / len(models)) / rounds)
     return speeds
 
