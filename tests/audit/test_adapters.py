@@ -89,9 +89,30 @@ def test_what_is_no_padding_mask_is_not_taken_for_one() -> None:
     assert not adapt(CausalMask(), width=4).takes_mask
 
 
+def test_the_mask_of_padding_is_found_beside_another_one() -> None:
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1, enable_nested_tensor=False
+    )
+    adapter = adapt(encoder.eval())
+    assert isinstance(adapter, PlainAdapter)
+    assert (adapter.width, adapter.mask_name) == (8, "src_key_padding_mask")
+    x = torch.randn(2, 3, 8)
+    padded, _ = adapter.call(x, mask=MASK)
+    torch.testing.assert_close(padded[:1, :2], adapter.call(x[:1, :2])[0])
+
+
 def test_lengths_know_padding_on_the_right_only() -> None:
     assert not adapt(Lengths(), width=4).left_padding
     assert adapt(TrueIsReal(), width=4).left_padding
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(5, 7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(nn.functional.pad(x.transpose(1, 2), (2, 0))).transpose(1, 2)
 
 
 def test_the_input_is_found_by_trying() -> None:
@@ -99,6 +120,7 @@ def test_the_input_is_found_by_trying() -> None:
     tokens = nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 4))
     assert (adapt(tokens).vocabulary, adapt(tokens).width) == (11, None)
     assert adapt(nn.Linear(6, 2)).width == 6
+    assert adapt(Convolution()).width == 5
 
 
 class Logits(NamedTuple):

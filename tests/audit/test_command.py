@@ -34,6 +34,14 @@ def needs(x: int) -> nn.Module:
     return nn.Linear(x, x)
 
 
+def raises() -> nn.Module:
+    raise TypeError("no\nweights")
+
+
+def leaves() -> nn.Module:
+    raise SystemExit(3)
+
+
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -88,7 +96,12 @@ def test_json_is_all_of_standard_output(run: Run) -> None:
         ([f"{__name__}:nothing"], "has no 'nothing'"),
         ([f"{__name__}:not_a_model"], "to be a factory, got a int"),
         ([f"{__name__}:no_model"], "to return a module or a function, got a int"),
-        ([f"{__name__}:needs"], "a factory without arguments"),
+        ([f"{__name__}:needs"], "a factory without arguments, but it needs x"),
+        ([f"{__name__}:raises"], ":raises' to make a model, but it raised TypeError: no weights"),
+        ([f"{__name__}:leaves"], ":leaves' to make a model, but it raised SystemExit: 3"),
+        (["lavagna_:make"], "got 'lavagna_', but it raised ModuleNotFoundError"),
+        ([":make"], "expected package.module:factory, got ':make'"),
+        (["json:"], "expected package.module:factory, got 'json:'"),
         ([FACTORY, "--allow", "paddings"], "unknown trap 'paddings'; did you mean 'padding'?"),
         ([FACTORY, "--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
     ],
@@ -106,11 +119,36 @@ def test_folders_that_are_no_models_are_refused(run: Run, tmp_path: Path) -> Non
     assert status == 2
     assert "expected a model or a run" in err
     config = tmp_path / "config.json"
-    for text, message in (("{", "is no JSON"), ("{}", "names neither"), ('{"model_type": "nothing"}', "cannot load")):
+    for text, message in (
+        ("{", "is no JSON"),
+        ("{}", "names neither"),
+        ('{"model_type": "nothing"}', "transformers can load"),
+    ):
         config.write_text(text)
         status, _, err = run(str(tmp_path))
         assert status == 2
         assert message in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("def f(:", "SyntaxError"), ("raise RuntimeError('at import')", "RuntimeError: at import")]
+)
+def test_a_module_that_cannot_be_imported_is_one_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    (tmp_path / "broken_module.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    status, out, err = run("broken_module:make")
+    assert (status, out) == (2, "")
+    assert f"got 'broken_module', but it raised {message}" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_what_a_model_of_ours_reads_cannot_be_told(run: Run, tmp_path: Path) -> None:
+    LanguageModel(LanguageModelConfig.parse(CONFIG), seed=0).save(tmp_path)
+    status, _, err = run(str(tmp_path), "--width", "3")
+    assert status == 2
+    assert "LanguageModel says itself what it reads" in err
 
 
 def test_targets(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -128,6 +129,67 @@ def test_a_model_that_always_raises_is_one_finding() -> None:
     assert report["gradients"].reason == "the model cannot be run"
 
 
+class EndsAt40(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > 40:
+            raise ValueError("too long")
+        return self.linear(x)
+
+
+def test_the_shortest_crash_is_found_and_drags_no_other_along() -> None:
+    report = audit(EndsAt40())
+    assert [finding.trap for finding in report.failures] == ["crash"]
+    example = report["crash"].example
+    assert example is not None
+    assert (example.tokens, example.batch) == (41, 1)
+
+
+class Table(nn.Module):
+    """The usual end of a decoder: a table of positions, one of numbers to learn, or a buffer that holds a mask."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8)
+        self.positions = nn.Embedding(150, 8) if kind == "positions" else None
+        self.learned = nn.Parameter(torch.randn(1, 150, 8)) if kind == "learned" else None
+        self.register_buffer("mask", torch.ones(150, 150).tril() if kind == "mask" else None)
+        self.out = nn.Linear(8, 11)
+
+    def forward(self, x: Tensor) -> Tensor:
+        T = x.shape[1]
+        y = self.words(x)
+        if self.positions is not None:
+            y = y + self.positions(torch.arange(T))
+        if self.learned is not None:
+            y = y + self.learned[:, :T]
+        if self.mask is not None:
+            y = y + self.mask[:T, :T] @ y
+        return self.out(y)
+
+
+@pytest.mark.parametrize("kind", ["positions", "learned", "mask"])
+def test_the_end_of_a_table_is_no_crash(kind: str) -> None:
+    report = audit(Table(kind))
+    assert report.passed, str(report)
+    assert report.facts["longest"] == "no more than 150 tokens"
+    assert report["crash"].reason.startswith(f"longer than 150 tokens, the size of {kind}, the model raised ")
+
+
+class Warns(Recurrence):
+    def read(self, x: Tensor, state: Any) -> Any:
+        warnings.warn("nothing to worry about", stacklevel=1)
+        return super().read(x, state)
+
+
+def test_a_warning_is_neither_a_crash_nor_printed() -> None:
+    # Warnings are errors here, as in many suites.
+    assert audit(Warns(), max_tokens=9).facts == audit(Recurrence(), max_tokens=9).facts
+
+
 def test_an_output_of_another_shape_is_a_finding() -> None:
     report = audit(Squeezes(), width=16, max_tokens=20)
     assert report.failures[0].trap == "crash"
@@ -193,6 +255,21 @@ def test_a_precision_that_it_cannot_compute_in_is_said_and_is_no_failure() -> No
     finding = audit(RaisesInHalf(), max_tokens=20)["precision"]
     assert finding.status is Status.PASS
     assert finding.reason.endswith("in bfloat16 the model raised TypeError: not in bfloat16")
+
+
+class RaisesInSingleAndErrsInHalf(Recurrence):
+    def read(self, x: Tensor, state: Any) -> Any:
+        if x.dtype == torch.float32 and x.shape[1] > 16:
+            raise TypeError("not that long in float32")
+        y, state = super().read(x, state)
+        return torch.zeros_like(y) if y.dtype == torch.bfloat16 else y, state
+
+
+def test_one_precision_that_raises_hides_no_other() -> None:
+    finding = audit(RaisesInSingleAndErrsInHalf(), max_tokens=70)["precision"]
+    assert finding.status is Status.FAIL
+    assert finding.example is not None
+    assert finding.example.detail == "bfloat16 against float64"
 
 
 class ComputesInFloat32(Recurrence):

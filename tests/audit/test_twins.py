@@ -11,16 +11,16 @@ from torch import nn
 
 from lavagna.audit import TRAPS, Report, audit
 
-from .twins import SOUND, TWINS, Twin
+from .twins import LONG, SOUND, TWINS, Twin
 
 #: enough for every check, short of the thousands of tokens that some would like
 TOKENS = 140
 
 
 @cache
-def audited(make: Callable[[], nn.Module]) -> Report:
+def audited(make: Callable[[], nn.Module], tokens: int = TOKENS) -> Report:
     torch.manual_seed(0)
-    return audit(make(), max_tokens=TOKENS)
+    return audit(make(), max_tokens=tokens)
 
 
 @pytest.mark.parametrize("make", SOUND, ids=lambda make: make.__name__)
@@ -42,6 +42,13 @@ def test_the_planted_bug_is_named_first(twin: Twin) -> None:
     assert first.example is not None
     assert first.cause
     assert first.remedy
+
+
+@pytest.mark.parametrize("twin", LONG, ids=lambda twin: twin.name)
+def test_a_bug_behind_the_longest_usual_chunk_is_found(twin: Twin) -> None:
+    report = audited(twin.make, 270)
+    assert report.failures[0].trap == twin.trap, str(report)
+    assert all(twin.trap in other.because_of for other in report.failures[1:]), str(report)
 
 
 def test_every_trap_has_a_twin() -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["SOUND", "TWINS", "Decoder", "Recurrence", "Twin"]
+__all__ = ["LONG", "SOUND", "TWINS", "Decoder", "Recurrence", "Twin"]
 
 VOCABULARY = 29
 WIDTH = 16
@@ -413,12 +413,31 @@ class FullBlocksOnly(Decoder):
 class ChunkReadBeforeItsEnd(Recurrence):
     """Each token reads the memory at the end of its chunk of 16."""
 
+    chunk = 16
+
     def read(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         y, after = super().read(x, state)
-        if x.shape[1] <= 16:
+        if x.shape[1] <= self.chunk:
             return y, after
-        ends = torch.arange(x.shape[1]) // 16 * 16 + 16
+        ends = torch.arange(x.shape[1]) // self.chunk * self.chunk + self.chunk
         return y + 0.01 * y[:, ends.clamp(max=x.shape[1] - 1)], after
+
+
+class LongChunkReadBeforeItsEnd(ChunkReadBeforeItsEnd):
+    chunk = 256
+
+
+class LongChunksFade(Recurrence):
+    """A prefill of more than one chunk of 256 fades at the end of each."""
+
+    def read(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        parts = []
+        for chunk in x.split(256, 1):
+            part, (tail, memory) = super().read(chunk, state)
+            parts.append(part)
+            state = (tail, 0.5 * memory if x.shape[1] > 256 else memory)
+        assert state is not None
+        return torch.cat(parts, 1), state
 
 
 class ConvolutionPaddedOnBothSides(Recurrence):
@@ -664,4 +683,10 @@ TWINS: tuple[Twin, ...] = (
     Twin(StateInHalfPrecision, "precision"),
     Twin(DifferencesOfSums, "precision"),
     Twin(KeepsEverything, "state-grows"),
+)
+
+#: what shows behind a chunk of 256 alone
+LONG: tuple[Twin, ...] = (
+    Twin(LongChunkReadBeforeItsEnd, "future-leak"),
+    Twin(LongChunksFade, "stepping"),
 )

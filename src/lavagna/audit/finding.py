@@ -6,7 +6,7 @@ import math
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["Example", "Finding", "Measurement", "ModelError", "NotApplicable", "Status"]
+__all__ = ["Example", "Finding", "Measurement", "ModelError", "NotApplicable", "Status", "one_line"]
 
 
 class NotApplicable(Exception):
@@ -52,6 +52,12 @@ class ModelError(Exception):
     def __init__(self, what: str, example: Example | None = None) -> None:
         super().__init__(what)
         self.example = example
+
+
+def one_line(error: BaseException) -> str:
+    """An exception in one short line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}".removesuffix(": ")
 
 
 class Measurement(NamedTuple):

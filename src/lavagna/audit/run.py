@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -56,11 +57,11 @@ def audit(
         if allowed not in known:
             raise InputError(unknown_name("trap", allowed, known))
     copied = copy_module(model) if isinstance(model, nn.Module) else model
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         torch.manual_seed(0)
         origin = adapt(copied, vocabulary=vocabulary, width=width, max_tokens=max_tokens)
         subject = Subject.of(origin)
-        facts = _facts(subject)
         findings = []
         for done, trap in enumerate(TRAPS):
             if on_progress is not None:
@@ -71,7 +72,7 @@ def audit(
             findings.append(finding)
     if on_progress is not None:
         on_progress(len(TRAPS), len(TRAPS), "")
-    return Report(name or _name(model), facts, tuple(_with_roots(findings)))
+    return Report(name or _name(model), _facts(subject), tuple(_with_roots(findings)))
 
 
 def assert_sound(model: Any, **arguments: Any) -> None:
@@ -172,6 +173,6 @@ def _facts(subject: Subject) -> dict[str, str]:
     }
     if subject.module is not None:
         facts["size"] = f"{sum(p.numel() for p in subject.module.parameters()):,} parameters"
-    if adapter.max_tokens is not None:
-        facts["longest"] = f"no more than {adapter.max_tokens:,} tokens"
+    if subject.max_tokens is not None:
+        facts["longest"] = f"no more than {subject.max_tokens:,} tokens"
     return facts

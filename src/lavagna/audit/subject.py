@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from .adapters import Adapter
-from .finding import Example, ModelError
+from .finding import Example, ModelError, one_line
 from .tracing import AttentionCall, trace_attention
 from .trees import tensors
 from .widening import widened
@@ -194,8 +193,7 @@ class Subject:
             ModelError: the model raised, or its output is not [B, T, ...].
         """
         try:
-            with torch.set_grad_enabled(grad), warnings.catch_warnings(), widened() if self.widen else nullcontext():
-                warnings.simplefilter("ignore")
+            with torch.set_grad_enabled(grad), widened() if self.widen else nullcontext():
                 output, after = self.adapter.call(x, state, mask, cu_seqlens, keep or state is not None)
         except Exception as error:
             raise ModelError(f"raised {one_line(error)}", _example(x, state)) from error
@@ -220,9 +218,7 @@ class Subject:
 
     def _backward(self, run: Callable[[], Any]) -> Any:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return run()
+            return run()
         except Exception as error:
             raise ModelError(f"raised in backward {one_line(error)}") from error
 
@@ -343,12 +339,6 @@ def _set(tensors: list[Tensor], values: list[Tensor]) -> None:
 
 def _example(x: Tensor, state: Any) -> Example:
     return Example(x.shape[1], x.shape[0], "one call" if state is None else "one call, reading on from a state")
-
-
-def one_line(error: BaseException) -> str:
-    """An exception in one short line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}".removesuffix(": ")
 
 
 def copy_module(module: nn.Module) -> nn.Module:

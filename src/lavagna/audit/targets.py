@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from torch import nn
 
 from ..errors import ConfigError, InputError
 from ..models import Classifier, LanguageModel
+from .finding import one_line
 
 __all__ = ["load_target"]
 
@@ -57,21 +60,17 @@ def _transformers(folder: Path) -> Any:
         raise InputError("a model of transformers needs that library: pip install 'lavagna[hf]'") from None
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    try:
-        return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"transformers cannot load {str(folder)!r}: {reason[:300]}") from None
+    expected = f"expected a folder that transformers can load, got {str(folder)!r}"
+    return _ran(expected, lambda: AutoModelForCausalLM.from_pretrained(folder, local_files_only=True))
 
 
 def _factory(target: str) -> Any:
     module_name, _, attribute = target.partition(":")
+    if not module_name or not attribute:
+        raise InputError(f"expected package.module:factory, got {target!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")
-    try:
-        found: Any = import_module(module_name)
-    except ImportError as error:
-        raise InputError(f"expected a module that can be imported, got {module_name!r}: {error}") from None
+    found = _ran(f"expected a module that can be imported, got {module_name!r}", import_module, module_name)
     for name in attribute.split("."):
         if not hasattr(found, name):
             raise InputError(f"expected {module_name!r} to have {attribute!r}, and it has no {name!r}")
@@ -80,10 +79,31 @@ def _factory(target: str) -> Any:
         return found
     if not callable(found):
         raise InputError(f"expected {target!r} to be a factory, got a {type(found).__name__}")
-    try:
-        made = found()
-    except TypeError as error:
-        raise InputError(f"expected {target!r} to be a factory without arguments: {error}") from None
+    needed = [
+        p.name for p in _parameters(found) if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise InputError(f"expected {target!r} to be a factory without arguments, but it needs {', '.join(needed)}")
+    made = _ran(f"expected {target!r} to make a model", found)
     if not callable(made):
         raise InputError(f"expected {target!r} to return a module or a function, got a {type(made).__name__}")
     return made
+
+
+def _parameters(factory: Any) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):  # written in C
+        return []
+
+
+def _ran(expected: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What somebody else's code returns.
+
+    Raises:
+        InputError: it raised, or left the process.
+    """
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{expected}, but it raised {one_line(error)}") from error

@@ -36,6 +36,9 @@ def adapt(
     if vocabulary is not None and width is not None:
         raise InputError("audit: give vocabulary (the input is tokens) or width (it is vectors), not both")
     adapter: Adapter
+    known = isinstance(model, Backbone | Mixer) or is_transformers_model(model)
+    if known and (vocabulary is not None or width is not None):
+        raise InputError(f"audit: {type(model).__name__} says itself what it reads: leave out vocabulary and width")
     if isinstance(model, Backbone):
         adapter = ModelAdapter(model)
     elif isinstance(model, Mixer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -145,8 +146,7 @@ class PlainAdapter(Adapter):
         plain = self._try()
         if not named or isinstance(plain, ModelError):
             return
-        name = named[0]
-        for dtype in (torch.bool, torch.int64, _dtype(self.model)):
+        for name, dtype in product(named, (torch.bool, torch.int64, _dtype(self.model))):
             ones = torch.ones(2, 3, dtype=dtype)
             same = []
             for mask in (ones, torch.zeros_like(ones)):
@@ -208,7 +208,7 @@ def _sizes(model: Any) -> Iterator[tuple[str, int]]:
     if embedding is not None:
         yield "vocabulary", embedding.num_embeddings
     found = [getattr(model, name, None) for name in WIDTHS]
-    found += [p.shape[-1] for p in model.parameters() if p.ndim > 1]
+    found += [size for p in model.parameters() for size in p.shape[1:]]
     for size in dict.fromkeys(size for size in found if isinstance(size, int)):
         yield "width", size
 

@@ -14,9 +14,9 @@ __all__ = ["future_leak"]
 
 #: read with every token changed in turn
 SHORT = (2, 3, 4, 5, 8)
-#: read with tokens changed around the boundaries of chunks of 16, 32 and 64
-LONG = (17, 33, 65, 130)
-AROUND = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+#: read with tokens changed around the boundaries of chunks of 16, 32, 64, 128 and 256
+LONG = (17, 33, 65, 130, 260)
+AROUND = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 #: lengths of the gradient form
 GRADIENT = (3, 5, 65)
 

@@ -28,7 +28,7 @@ FUSED = ("c_attn", "qkv_proj", "qkv", "wqkv", "Wqkv", "query_key_value", "in_pro
 HEADS = ("heads", "num_heads", "n_heads", "n_head", "num_attention_heads", "nhead")
 GROUPS = ("kv_heads", "num_kv_heads", "n_kv_heads", "num_key_value_heads")
 #: words in the names of parts without weights of one head alone
-SHARED = ("norm", "rotary", "rope", "drop", "embed", "mlp", "ffn", "feed_forward")
+SHARED = ("norm", "rotary", "rope", "drop", "emb", "mlp", "ffn", "feed_forward")
 #: their whole names
 APART = ("head", "lm_head", "ln", "wte", "wpe")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..finding import Example, Measurement, NotApplicable
+from ..finding import Example, Measurement, ModelError, NotApplicable
 from ..subject import Subject
 from ..trees import held_bytes
 
@@ -35,11 +35,18 @@ def state_grows(subject: Subject) -> Iterator[Measurement]:
     first = min(FIRST, max(last // 16, 1))
     if last < 2 * first:
         raise NotApplicable(f"it reads no more than {last} tokens")
-    state, read, weighed = None, 0, {}
+    state, read, weighed, end = None, 0, {}, ""
     start = time.monotonic()
     while read < last:
         piece = min(PIECE, last - read, first - read if read < first else last)
-        state = reader.read(reader.make(1, piece, seed=read), state).state
+        try:
+            state = reader.read(reader.make(1, piece, seed=read), state).state
+        except ModelError as error:
+            if read < 2 * first:
+                raise NotApplicable(f"after {read:,} tokens the model {error}") from None
+            weighed[read] = held_bytes(reader.adapter.contents(state))
+            end = f"; behind them the model {error}"
+            break
         read += piece
         if read in (first, last):
             weighed[read] = held_bytes(reader.adapter.contents(state))
@@ -48,7 +55,7 @@ def state_grows(subject: Subject) -> Iterator[Measurement]:
             break
     (few, small), (many, large) = weighed.items()
     allowed = _cache(subject)
-    note = f"{small:,} bytes after {few:,} tokens, {large:,} after {many:,}"
+    note = f"{small:,} bytes after {few:,} tokens, {large:,} after {many:,}{end}"
     if allowed:
         note += "; keys and values of softmax attention, which needs them all"
     yield Measurement(

@@ -21,7 +21,7 @@ def _needs_state(subject: Subject) -> None:
 def stepping(subject: Subject) -> Iterator[Measurement]:
     """Prefill, then one token at a time, against one pass."""
     _needs_state(subject)
-    for tokens, prefills in ((2, (1,)), (3, (1, 2)), (5, (1, 4)), (20, (3,)), (67, (61, 64))):
+    for tokens, prefills in ((2, (1,)), (3, (1, 2)), (5, (1, 4)), (20, (3,)), (67, (61, 64)), (260, (258,))):
         if subject.longest(tokens) < tokens:
             return
         for batch in (1, 2) if tokens < 20 else (2,):
@@ -43,7 +43,7 @@ def stepping(subject: Subject) -> Iterator[Measurement]:
 def continuing(subject: Subject) -> Iterator[Measurement]:
     """Prefill, then several tokens at once, against one pass."""
     _needs_state(subject)
-    splits = ((1, 2), (2, 2), (2, 3), (1, 2, 3), (5, 7), (63, 2), (64, 66), (100, 30))
+    splits = ((1, 2), (2, 2), (2, 3), (1, 2, 3), (5, 7), (63, 2), (64, 66), (100, 30), (250, 10))
     for pieces in sorted(splits, key=sum):
         tokens = sum(pieces)
         if subject.longest(tokens) < tokens:
