@@ -39,6 +39,14 @@ def test_the_page_follows_from_its_numbers(name: str) -> None:
     assert "## What it does not show" in text
 
 
+def test_attention_alone_is_compared_with_no_other() -> None:
+    whole = committed("copy-sort-torch")
+    rows = {row: at for row, at in whole.values["rows"].items() if row.startswith("attention")}
+    text = page(whole._replace(values={"rows": rows}), experiment([]))
+    assert "0 of 0" not in text
+    assert "the others" not in text.partition("## What came out")[2].lower()
+
+
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_the_committed_run_reproduced_everything(name: str) -> None:
     assert [str(one) for one in committed(name).missed] == []
