@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..mixers.base import Mixer
+from ..mixers.parts.norms import RMSNorm
 from ..mixers.registry import MLPS, build
 from .config import LanguageModelConfig
 from .state import BlockState
@@ -16,7 +17,7 @@ __all__ = ["Block", "make_norm"]
 
 def make_norm(config: LanguageModelConfig) -> nn.Module:
     """The norm of the residual stream that the configuration names."""
-    kinds = {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}
+    kinds = {"rmsnorm": RMSNorm, "layernorm": nn.LayerNorm}
     return kinds[config.norm](config.width, eps=config.norm_eps)
 
 

@@ -21,7 +21,17 @@ from ..errors import BackendError, InputError, ShapeError, unknown_name
 from .packing import run_packed
 from .tree import leaves
 
-__all__ = ["FORMS", "Call", "Result", "Row", "Table", "automatic", "common_dtype", "device_of"]
+__all__ = [
+    "FORMS",
+    "Call",
+    "Result",
+    "Row",
+    "Table",
+    "automatic",
+    "automatic_is_native",
+    "common_dtype",
+    "device_of",
+]
 
 FORMS = ("recurrent", "chunk", "parallel")
 IMPLS = ("reference", "torch", "cpu")
@@ -51,6 +61,11 @@ def automatic(impl: str) -> Iterator[None]:
         yield
     finally:
         _automatic = before
+
+
+def automatic_is_native() -> bool:
+    """Whether what is left open may run on the native kernels."""
+    return _automatic in ("auto", "cpu") and native.available()
 
 
 class Result(NamedTuple):
