@@ -74,11 +74,21 @@ void product(std::int64_t m, std::int64_t n, std::int64_t depth, const T* a, std
 // B [n, m] = A [m, n] turned around; rows of B hold at least m numbers.
 template <class T>
 void transpose(std::int64_t m, std::int64_t n, const T* a, std::int64_t a_row, T* b, std::int64_t b_row) {
-  constexpr std::int64_t side = 16;  // squares whose lines stay in L1
+  constexpr std::int64_t side = lanes<T>;
   for (std::int64_t i0 = 0; i0 < m; i0 += side)
-    for (std::int64_t j0 = 0; j0 < n; j0 += side)
-      for (std::int64_t i = i0; i < i0 + side && i < m; ++i)
-        for (std::int64_t j = j0; j < j0 + side && j < n; ++j) b[j * b_row + i] = a[i * a_row + j];
+    for (std::int64_t j0 = 0; j0 < n; j0 += side) {
+      if (i0 + side <= m && j0 + side <= n) {
+        Vec<T> square[side];
+        LAVAGNA_UNROLL
+        for (int i = 0; i < side; ++i) square[i] = load(a + (i0 + i) * a_row + j0);
+        turn<T>(square);
+        LAVAGNA_UNROLL
+        for (int i = 0; i < side; ++i) store(b + (j0 + i) * b_row + i0, square[i]);
+      } else {
+        for (std::int64_t i = i0; i < i0 + side && i < m; ++i)
+          for (std::int64_t j = j0; j < j0 + side && j < n; ++j) b[j * b_row + i] = a[i * a_row + j];
+      }
+    }
 }
 
 // The least multiple of a vector that holds n numbers: the row length of padded matrices.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #ifndef LAVAGNA_ISA
 #error "kernels are compiled with LAVAGNA_ISA and LAVAGNA_VECTOR_BYTES; see CMakeLists.txt"
@@ -103,6 +104,69 @@ LAVAGNA_INLINE T sum(Vec<T> v) {
   for (int half = lanes<T> / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) part[i] += part[i + half];
   return part[0];
+}
+
+// Lane l of x, or lane l of y where l & bit; with `crossed`, lane l ^ bit of the same.
+template <class T, int bit, bool crossed, int... l>
+LAVAGNA_INLINE Vec<T> merge(Vec<T> x, Vec<T> y, std::integer_sequence<int, l...>) {
+  return __builtin_shufflevector(x, y, ((crossed ? l ^ bit : l) + (l & bit ? lanes<T> : 0))...);
+}
+
+template <class T, int bit, bool crossed>
+LAVAGNA_INLINE Vec<T> merge(Vec<T> x, Vec<T> y) {
+  return merge<T, bit, crossed>(x, y, std::make_integer_sequence<int, lanes<T>>());
+}
+
+// One step of turning a square around: of the upper or the lower of two rows `bit` apart, the lanes with or without
+// the bit stay, and the others come from the other row, `bit` lanes away.
+template <class T, int bit, bool upper, int... l>
+LAVAGNA_INLINE Vec<T> lift(Vec<T> x, Vec<T> y, std::integer_sequence<int, l...>) {
+  return __builtin_shufflevector(
+      x, y, (upper ? (l & bit ? lanes<T> + (l ^ bit) : l) : (l & bit ? lanes<T> + l : (l ^ bit)))...);
+}
+
+template <class T, int bit, bool upper>
+LAVAGNA_INLINE Vec<T> lift(Vec<T> x, Vec<T> y) {
+  return lift<T, bit, upper>(x, y, std::make_integer_sequence<int, lanes<T>>());
+}
+
+// The sums of as many vectors as a vector has lanes: lane l of the result is the sum of x[l]. Changes x.
+template <class T, int half = lanes<T> / 2>
+LAVAGNA_INLINE Vec<T> sums(Vec<T>* x) {
+  if constexpr (half == 0) {
+    return x[0];
+  } else {
+    LAVAGNA_UNROLL
+    for (int i = 0; i < half; ++i)
+      x[i] = merge<T, half, false>(x[i], x[i + half]) + merge<T, half, true>(x[i], x[i + half]);
+    return sums<T, half / 2>(x);
+  }
+}
+
+// Turn a square of as many vectors as a vector has lanes around: lane j of x[i] and lane i of x[j] change places.
+template <class T, int bit = lanes<T> / 2>
+LAVAGNA_INLINE void turn(Vec<T>* x) {
+  if constexpr (bit > 0) {
+    LAVAGNA_UNROLL
+    for (int i = 0; i < lanes<T>; ++i) {
+      if (i & bit) continue;
+      const Vec<T> upper = x[i], lower = x[i + bit];
+      x[i] = lift<T, bit, true>(upper, lower);
+      x[i + bit] = lift<T, bit, false>(upper, lower);
+    }
+    turn<T, bit / 2>(x);
+  }
+}
+
+// 0, 1, 2, ... as integers of the width of T.
+template <class T, int... l>
+LAVAGNA_INLINE typename Number<T>::I lane_numbers(std::integer_sequence<int, l...>) {
+  return typename Number<T>::I{l...};
+}
+
+template <class T>
+LAVAGNA_INLINE typename Number<T>::I lane_numbers() {
+  return lane_numbers<T>(std::make_integer_sequence<int, lanes<T>>());
 }
 
 // 2^x for x below 128 (float32) or 1024; 0 below the smallest normal number, and exactly 1 at 0.
