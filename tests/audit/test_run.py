@@ -225,7 +225,8 @@ def test_a_function() -> None:
         (Decoder(), {"allow": ["no-positions"]}, "did you mean 'no-position'"),
         (Decoder(), {"width": 0}, "width must be at least 1, got 0"),
         (Decoder(), {"width": 3, "vocabulary": 3}, "not both"),
-        (nn.LSTM(4, 4), {}, "batch_first=False"),
+        (nn.LSTM(4, 4), {}, "LSTM with batch_first=False"),
+        (nn.TransformerEncoderLayer(4, 2, 4), {}, "TransformerEncoderLayer with batch_first=False"),
         (lambda x: x, {}, "expected vocabulary= or width="),
         (nn.Linear(3, 5).weight, {}, "expected a torch module or a function"),
         (lambda x, y: x, {"width": 3}, "it needs y"),
@@ -254,7 +255,14 @@ class RaisesInHalf(Recurrence):
 def test_a_precision_that_it_cannot_compute_in_is_said_and_is_no_failure() -> None:
     finding = audit(RaisesInHalf(), max_tokens=20)["precision"]
     assert finding.status is Status.PASS
-    assert finding.reason.endswith("in bfloat16 the model raised TypeError: not in bfloat16")
+    assert re.match(r"float32 \S+ of 16 tokens; bfloat16 not measured, then the model raised TypeError", finding.reason)
+
+
+def test_the_growth_of_errors_is_said() -> None:
+    reason = audit(Recurrence(), max_tokens=70)["precision"].reason
+    assert re.match(
+        r"float32 (\S+) of 16 tokens and (\S+) of 64; bfloat16 (\S+) of 16 tokens and (\S+) of 64; ", reason
+    )
 
 
 class RaisesInSingleAndErrsInHalf(Recurrence):

@@ -44,6 +44,8 @@ def test_learned_positions_end_with_an_error_that_says_so() -> None:
     np.testing.assert_array_equal(learned(P, np.array([1, 3])), P[[1, 3]])
     with pytest.raises(InputError, match=r"end at 3 \(T_max = 4\), got position 4"):
         learned(P, np.arange(5))
+    with pytest.raises(InputError, match="begin at 0, got position -1"):
+        learned(P, np.array([0, -1]))
 
 
 def test_gradient_of_learned_positions() -> None:

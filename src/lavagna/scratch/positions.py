@@ -50,6 +50,8 @@ def learned(P: Array, t: Tokens) -> Array:
     """
     if len(t) and t.max() >= len(P):
         raise InputError(f"learned positions end at {len(P) - 1} (T_max = {len(P)}), got position {t.max()}")
+    if len(t) and t.min() < 0:  # NumPy would count from the end
+        raise InputError(f"learned positions begin at 0, got position {t.min()}")
     return P[t]
 
 

@@ -38,6 +38,8 @@ KEEP = ("return_state", "use_cache")
 PACKING = "cu_seqlens"
 #: attributes that tell a module's width
 WIDTHS = ("width", "d_model", "hidden_size", "input_size", "embed_dim", "dim")
+#: modules of torch that read [T, B, D] unless they are told otherwise
+TIME_FIRST = (nn.RNNBase, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 #: what holds the output of a call, and what holds the state
 OUTPUTS = ("logits", "last_hidden_state", "output")
 
@@ -56,7 +58,7 @@ class PlainAdapter(Adapter):
     ) -> None:
         self.model = model
         self.max_tokens = max_tokens
-        if isinstance(model, nn.RNNBase) and not model.batch_first:
+        if isinstance(model, TIME_FIRST) and any(getattr(m, "batch_first", True) is False for m in model.modules()):
             raise InputError(f"expected a model of [B, T, D], got {type(model).__name__} with batch_first=False")
         self.arguments = _arguments(model)
         self.state_name = next((name for name in STATES if name in self.arguments), None)

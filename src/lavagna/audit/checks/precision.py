@@ -28,12 +28,14 @@ def imprecise(subject: Subject) -> Iterator[Measurement]:
         raise NotApplicable("it does not compute in float64, so that there is nothing to compare with")
     exact = Subject.copied(subject.origin, torch.float64, subject.widen)
     worst: Measurement | None = None
-    raised = ""
+    growth: list[str] = []
     for dtype, (floor, factor) in ALLOWED.items():
         name = str(dtype).removeprefix("torch.")
         low = Subject.copied(subject.origin, dtype)
         rounded = Subject.copied(subject.origin, torch.float64, subject.widen)
         _round(rounded, dtype)
+        errors: dict[int, float] = {}
+        end = ""
         for tokens in subject.lengths(*LENGTHS):
             x = low.make(1, tokens)
             wide = x if x.dtype == torch.int64 else x.double()
@@ -42,12 +44,13 @@ def imprecise(subject: Subject) -> Iterator[Measurement]:
             except ModelError as error:
                 if worst is None:
                     raise
-                raised += f"; in {name} the model {error}"
+                end = f", then the model {error}"
                 break
             expected = exact.run(wide).output
             unavoidable = usual_difference(rounded.run(wide).output, expected)
+            errors[tokens] = usual_difference(found, expected)
             measured = Measurement(
-                usual_difference(found, expected),
+                errors[tokens],
                 floor + factor * unavoidable,
                 Example(tokens, 1, f"{name} against float64"),
                 f"rounding the weights alone makes {unavoidable:.2g}",
@@ -55,8 +58,18 @@ def imprecise(subject: Subject) -> Iterator[Measurement]:
             yield measured
             if worst is None or measured.share > worst.share:
                 worst = measured
-    if worst is not None and raised:  # what raises is not silent; that it was not measured is said
-        yield worst._replace(note=worst.note + raised)
+        # What raises is not silent; that it was not measured is said.
+        growth.append(f"{name} {_growth(errors)}{end}")
+    if worst is not None:
+        yield worst._replace(note="; ".join([*growth, worst.note]))
+
+
+def _growth(errors: dict[int, float]) -> str:
+    """The error of the shortest and of the longest sequence."""
+    if not errors:
+        return "not measured"
+    few, many = min(errors), max(errors)
+    return f"{errors[few]:.2g} of {few} tokens" + (f" and {errors[many]:.2g} of {many:,}" if many > few else "")
 
 
 def _round(subject: Subject, dtype: torch.dtype) -> None:

@@ -24,13 +24,15 @@ def crashes(subject: Subject) -> Iterator[Measurement]:
     for tokens in subject.lengths(*LENGTHS):
         for batch in (1, 2, 3) if tokens < 16 else (1,):
             error = _error(subject, batch, tokens)
-            if error is not None:
-                tokens, error = _shortest(subject, batch, read, tokens, error)
-                subject.end_at(tokens - 1)
-                table = _table(subject, tokens - 1)
-                if table is None:
-                    yield Measurement(1.0, 0.0, Example(tokens, batch, "one call"), f"the model {error}")
-                end = f"longer than {tokens - 1} tokens, the size of {table}, the model {error}"
+            if error is None:
+                continue
+            shortest, error = _shortest(subject, batch, read, tokens, error)
+            subject.end_at(shortest - 1)
+            table = _table(subject, shortest - 1)
+            if table is None:
+                yield Measurement(1.0, 0.0, Example(shortest, batch, "one call"), f"the model {error}")
+            end = f"longer than {shortest - 1} tokens, the size of {table}, the model {error}"
+            break
         if end:
             break
         read = tokens
