@@ -2,6 +2,7 @@
 # make demo      train four small models on the sources of Python's library and compare them
 # make test      what CI runs
 # make lint      style and types
+# make bench     measure the kernels beside other implementations and the limits of this machine (about five minutes)
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test lint
+.PHONY: install demo test lint bench
 
 install: $(INSTALLED)
 
@@ -31,3 +32,6 @@ lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python -m benchmarks

@@ -8,6 +8,7 @@ namespace nb = nanobind;
 
 // One function per file of this folder; module.cpp calls them all. A tensor comes as the address of its data, what
 // is absent as 0. Shapes and dtypes were checked in Python.
+void bind_limits(nb::module_& module);
 void bind_rms_norm(nb::module_& module);
 void bind_short_conv(nb::module_& module);
 

@@ -31,6 +31,7 @@ NB_MODULE(_native, module) {
   module.def("set_openmp", &set_openmp, nb::arg("parallel"), nb::arg("thread_number"),
              "Addresses of GOMP_parallel and omp_get_thread_num in the OpenMP runtime that torch has loaded.");
 
+  bind_limits(module);
   bind_rms_norm(module);
   bind_short_conv(module);
 }

@@ -1,0 +1,10 @@
+"""The table: one file for each kind of row, joined in the order in which they are shown."""
+
+from __future__ import annotations
+
+from ..row import Row
+from . import delta, linear, scan, short_conv
+
+__all__ = ["ROWS"]
+
+ROWS: tuple[Row, ...] = (*scan.ROWS, *delta.ROWS, *linear.ROWS, *short_conv.ROWS)
