@@ -15,12 +15,15 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Crossover", "Make", "Microseconds", "Ratio", "Side", "Slope", "measured", "rate", "slope"]
+__all__ = ["Crossover", "Make", "Microseconds", "Ratio", "ShareOutside", "Side", "Slope", "measured", "rate", "slope"]
 
 BURST = 0.03  # seconds of one turn of a side; a call that takes longer is made once
 ROUNDS = 15
 SECONDS = 6.0  # after which no further round begins, once there were FEWEST
 FEWEST = 5
+
+#: names of matrix products in torch's profiler
+PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
 
 class Side(NamedTuple):
@@ -156,10 +159,10 @@ def slope(seconds: Mapping[int, float]) -> float:
 
 @dataclass(frozen=True)
 class Microseconds:
-    """The time of one call.
+    """The time of a unit of work.
 
     Fields:
-        ours: makes the side.
+        ours: makes the side; its work is the number of calls.
         threads: used.
     """
 
@@ -168,4 +171,32 @@ class Microseconds:
 
     def __call__(self) -> list[float]:
         side = _prepared(self.ours, self.threads)
-        return _rounds(lambda: 1e6 / rate(side._replace(work=1.0), self.threads), ROUNDS)
+        return _rounds(lambda: 1e6 / rate(side, self.threads), ROUNDS)
+
+
+@dataclass(frozen=True)
+class ShareOutside:
+    """The share of the time of a call that is spent neither in matrix products nor in our kernels, by torch's profiler.
+
+    Fields:
+        ours: makes the side.
+        threads: used.
+    """
+
+    ours: Make
+    threads: int
+
+    def __call__(self) -> list[float]:
+        side = _prepared(self.ours, self.threads)
+
+        def figure() -> float:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                seconds = _seconds(side.run)
+            inside = sum(event.self_cpu_time_total for event in profile.key_averages() if _inside(event.key))
+            return 1 - inside / (1e6 * seconds)
+
+        return _rounds(figure, ROUNDS)
+
+
+def _inside(name: str) -> bool:
+    return name in PRODUCTS or name.startswith("lavagna::")

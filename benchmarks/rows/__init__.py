@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from ..row import Row
-from . import delta, linear, scan, short_conv
+from . import calls, delta, lengths, linear, models, scan, short_conv
 
 __all__ = ["ROWS"]
 
-ROWS: tuple[Row, ...] = (*scan.ROWS, *delta.ROWS, *linear.ROWS, *short_conv.ROWS)
+ROWS: tuple[Row, ...] = (
+    *scan.ROWS,
+    *delta.ROWS,
+    *linear.ROWS,
+    *short_conv.ROWS,
+    *lengths.ROWS,
+    *calls.ROWS,
+    *models.ROWS,
+)

@@ -83,7 +83,7 @@ def test_a_slope_is_the_exponent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_microseconds_are_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.measure.rate", lambda side, threads: side.work / 7e-6)
-    assert Microseconds(lambda: Side(int, 3.0))() == pytest.approx(15 * [7.0])
+    assert Microseconds(lambda: Side(int, 3.0))() == pytest.approx(15 * [7.0 / 3])
 
 
 def test_targets() -> None:
