@@ -14,47 +14,74 @@ namespace {
 constexpr int block_rows = LAVAGNA_VECTOR_BYTES == 64 ? 8 : 4;
 constexpr int block_vectors = 2;
 
-// What becomes of C: C = AB, C += AB, C −= AB.
-enum class Into { set, add, subtract };
+// A block of C in registers. Kernels make a matrix of several products, or with factors, by letting the block see one
+// after the other before it is stored.
+template <class T, int rows, int vectors>
+struct Tile {
+  Vec<T> x[rows][vectors];
 
-template <class T, Into into, int rows, int vectors>
-LAVAGNA_INLINE void product_block(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_step, const T* b,
-                                  std::int64_t b_row, T* c, std::int64_t c_row) {
-  constexpr int wide = lanes<T>;
-  Vec<T> sums[rows][vectors];
-  LAVAGNA_UNROLL
-  for (int i = 0; i < rows; ++i)
+  LAVAGNA_INLINE void take(const T* c, std::int64_t c_row) {
     LAVAGNA_UNROLL
-    for (int j = 0; j < vectors; ++j) sums[i][j] = into == Into::set ? Vec<T>{} : load(c + i * c_row + j * wide);
-  for (std::int64_t p = 0; p < depth; ++p) {
-    Vec<T> row[vectors];
-    LAVAGNA_UNROLL
-    for (int j = 0; j < vectors; ++j) row[j] = load(b + p * b_row + j * wide);
-    LAVAGNA_UNROLL
-    for (int i = 0; i < rows; ++i) {
-      const Vec<T> x = splat(into == Into::subtract ? -a[i * a_row + p * a_step] : a[i * a_row + p * a_step]);
+    for (int i = 0; i < rows; ++i)
       LAVAGNA_UNROLL
-      for (int j = 0; j < vectors; ++j) sums[i][j] += x * row[j];
+      for (int j = 0; j < vectors; ++j) x[i][j] = load(c + i * c_row + j * lanes<T>);
+  }
+
+  LAVAGNA_INLINE void put(T* c, std::int64_t c_row) const {
+    LAVAGNA_UNROLL
+    for (int i = 0; i < rows; ++i)
+      LAVAGNA_UNROLL
+      for (int j = 0; j < vectors; ++j) store(c + i * c_row + j * lanes<T>, x[i][j]);
+  }
+
+  // Row i times factor[i].
+  LAVAGNA_INLINE void scale(const T* factor) {
+    LAVAGNA_UNROLL
+    for (int i = 0; i < rows; ++i)
+      LAVAGNA_UNROLL
+      for (int j = 0; j < vectors; ++j) x[i][j] *= factor[i];
+  }
+
+  // += (or −=) A B, for A [rows, depth] with elements a[i · a_row + p · a_step].
+  template <bool negative = false>
+  LAVAGNA_INLINE void add(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_step, const T* b,
+                          std::int64_t b_row) {
+    for (std::int64_t p = 0; p < depth; ++p) {
+      Vec<T> row[vectors];
+      LAVAGNA_UNROLL
+      for (int j = 0; j < vectors; ++j) row[j] = load(b + p * b_row + j * lanes<T>);
+      LAVAGNA_UNROLL
+      for (int i = 0; i < rows; ++i) {
+        const T element = a[i * a_row + p * a_step];
+        const Vec<T> factor = splat(negative ? -element : element);
+        LAVAGNA_UNROLL
+        for (int j = 0; j < vectors; ++j) x[i][j] += factor * row[j];
+      }
     }
   }
-  LAVAGNA_UNROLL
-  for (int i = 0; i < rows; ++i)
-    LAVAGNA_UNROLL
-    for (int j = 0; j < vectors; ++j) store(c + i * c_row + j * wide, sums[i][j]);
+};
+
+template <class T, int vectors, class Visit>
+LAVAGNA_INLINE void tile_rows(std::int64_t m, std::int64_t j, const Visit& visit) {
+  std::int64_t i = 0;
+  for (; i + block_rows <= m; i += block_rows) visit(Tile<T, block_rows, vectors>{}, i, j);
+  if constexpr (block_rows > 4)
+    for (; i + 4 <= m; i += 4) visit(Tile<T, 4, vectors>{}, i, j);
+  for (; i < m; ++i) visit(Tile<T, 1, vectors>{}, i, j);
 }
 
-template <class T, Into into, int vectors>
-LAVAGNA_INLINE void product_columns(std::int64_t m, std::int64_t depth, const T* a, std::int64_t a_row,
-                                    std::int64_t a_step, const T* b, std::int64_t b_row, T* c, std::int64_t c_row) {
-  std::int64_t i = 0;
-  for (; i + block_rows <= m; i += block_rows)
-    product_block<T, into, block_rows, vectors>(depth, a + i * a_row, a_row, a_step, b, b_row, c + i * c_row, c_row);
-  if constexpr (block_rows > 4)
-    for (; i + 4 <= m; i += 4)
-      product_block<T, into, 4, vectors>(depth, a + i * a_row, a_row, a_step, b, b_row, c + i * c_row, c_row);
-  for (; i < m; ++i)
-    product_block<T, into, 1, vectors>(depth, a + i * a_row, a_row, a_step, b, b_row, c + i * c_row, c_row);
+// Cover a matrix [m, n], n a multiple of lanes<T>: visit(tile, i, j) for tiles of zeros with corners (i, j), those of
+// the first columns first. Tiles have at most block_rows rows.
+template <class T, class Visit>
+LAVAGNA_INLINE void tiles(std::int64_t m, std::int64_t n, const Visit& visit) {
+  constexpr int columns = block_vectors * lanes<T>;
+  std::int64_t j = 0;
+  for (; j + columns <= n; j += columns) tile_rows<T, block_vectors>(m, j, visit);
+  for (; j < n; j += lanes<T>) tile_rows<T, 1>(m, j, visit);
 }
+
+// What becomes of C: C = AB, C += AB, C −= AB.
+enum class Into { set, add, subtract };
 
 // C [m, n] = (or += or −=) A B, with A [m, depth] and B [depth, n], n a multiple of lanes<T>.
 //
@@ -63,12 +90,11 @@ LAVAGNA_INLINE void product_columns(std::int64_t m, std::int64_t depth, const T*
 template <class T, Into into>
 void product(std::int64_t m, std::int64_t n, std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_step,
              const T* b, std::int64_t b_row, T* c, std::int64_t c_row) {
-  constexpr int columns = block_vectors * lanes<T>;
-  std::int64_t j = 0;
-  for (; j + columns <= n; j += columns)
-    product_columns<T, into, block_vectors>(m, depth, a, a_row, a_step, b + j, b_row, c + j, c_row);
-  for (; j < n; j += lanes<T>)
-    product_columns<T, into, 1>(m, depth, a, a_row, a_step, b + j, b_row, c + j, c_row);
+  tiles<T>(m, n, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
+    if (into != Into::set) tile.take(c + i * c_row + j, c_row);
+    tile.template add<into == Into::subtract>(depth, a + i * a_row, a_row, a_step, b + j, b_row);
+    tile.put(c + i * c_row + j, c_row);
+  });
 }
 
 // B [n, m] = A [m, n] turned around; rows of B hold at least m numbers.

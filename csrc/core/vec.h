@@ -13,6 +13,7 @@
 #endif
 
 #define LAVAGNA_INLINE inline __attribute__((always_inline))
+#define LAVAGNA_LAMBDA __attribute__((always_inline))
 #define LAVAGNA_UNROLL _Pragma("GCC unroll 32")
 
 namespace lavagna::LAVAGNA_ISA {
