@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from importlib import import_module
-from typing import Any, NamedTuple
+from threading import local
+from typing import Any, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from .. import native
 from ..errors import BackendError, InputError, ShapeError, unknown_name
 from .packing import run_packed
+from .repeated import Plan, facts, make_plan
 from .tree import leaves
 
 __all__ = [
@@ -38,6 +40,10 @@ IMPLS = ("reference", "torch", "cpu")
 
 _DOUBLE = (torch.float64, torch.complex128)
 
+#: calls of one operator that are remembered; sequences of many lengths would else fill the memory
+_REMEMBERED = 1024
+
+_P = ParamSpec("_P")
 _automatic = "auto"
 
 
@@ -112,7 +118,8 @@ class Row(NamedTuple):
         form: recurrent | chunk | parallel.
         target: "module:function"; the function takes timed, fixed and options as keywords, and state=,
             and returns (output, final state).
-        refuses: reasons why it cannot run this call, each a clause.
+        refuses: reasons why it cannot run this call, each a clause; from shapes, dtypes, devices and options alone
+            (see .repeated).
         packs: the function takes ``bounds=`` itself; otherwise packed sequences reach it as padded groups.
         widens: the function expects float32 or float64; otherwise it takes half precision as it comes.
     """
@@ -156,6 +163,7 @@ class Table:
         self.rows = rows
         self.prefer = prefer
         self._chosen: dict[tuple[str, str, tuple[str, ...]], tuple[Row, ...]] = {}
+        self._running = local()  # of each thread, the call that it is at
 
     @cached_property
     def native_refusals(self) -> list[str]:
@@ -231,7 +239,9 @@ class Table:
         with torch.autocast(kind, enabled=False) if casts else nullcontext():
             if call.bounds is None or row.packs:
                 extra = {"bounds": call.bounds} if row.packs else {}
-                output, final = row.function(**timed, **fixed, **call.options, state=state, **extra)
+                arguments = {**timed, **fixed, **call.options, "state": state, **extra}
+                output, final = row.function(**arguments)
+                self._learn(row, call, arguments, dtype, return_state)
             else:
                 output, final = run_packed(
                     lambda group, rows: row.function(**group, **fixed, **call.options, state=rows),
@@ -242,6 +252,51 @@ class Table:
                     alone=row.impl == "reference",
                 )
         return Result(output.to(dtype), final if return_state else None)
+
+    def _learn(self, row: Row, call: Call, arguments: dict[str, Any], dtype: torch.dtype, return_state: bool) -> None:
+        lesson = getattr(self._running, "lesson", None)
+        if lesson is not None:
+            before = {**arguments, **call.timed, **call.fixed}
+            lesson.plan = make_plan(lesson.values, row.function, before, arguments, dtype, return_state)
+
+    def remembers(self, function: Callable[_P, Result]) -> Callable[_P, Result]:
+        """Let `function`, which ends in :meth:`run`, go to the implementation at once where an earlier call was alike.
+
+        See .repeated for what is alike, and when it is done.
+        """
+        plans: dict[tuple[Any, ...], Plan | None] = {}
+
+        @wraps(function)
+        def operator(*args: _P.args, **kwargs: _P.kwargs) -> Result:
+            if torch.is_grad_enabled() or torch.compiler.is_compiling():
+                return function(*args, **kwargs)
+            values = (*args, *kwargs.values())
+            alike = facts(values, kwargs)
+            if alike is None:
+                return function(*args, **kwargs)
+            key = (_automatic, alike)
+            plan = plans.get(key)
+            if plan is not None and plan.holds():
+                return Result(*plan.follow(values))
+            outer = getattr(self._running, "lesson", None)
+            self._running.lesson = lesson = _Lesson(values)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                self._running.lesson = outer
+            if len(plans) < _REMEMBERED:
+                plans[key] = lesson.plan
+            return result
+
+        return operator
+
+
+class _Lesson:
+    """A call at work: its values, and the plan that is made of it."""
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+        self.plan: Plan | None = None
 
 
 def _wide_dtype(tensors: list[Tensor | None]) -> torch.dtype:

@@ -66,7 +66,9 @@ def rows(x: Tensor) -> tuple[Tensor, int]:
 
     A view whose tokens are evenly spaced (a part of a wider projection) stays as it is; others are copied.
     """
-    width = x[0, 0].numel() if x.numel() else 0
+    width = x.shape[2:].numel()
+    if x.is_contiguous():
+        return x, width
     stride = x.stride(1) if x.shape[1] > 1 else (x.stride(0) if x.shape[0] > 1 else width)
     even = x.shape[0] == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * stride
     if even and stride >= width and _contiguous_inside(x.shape[2:], x.stride()[2:]):

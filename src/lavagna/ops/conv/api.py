@@ -24,6 +24,7 @@ TABLE = Table(
 )
 
 
+@TABLE.remembers
 def short_conv(
     x: Tensor,
     weight: Tensor,

@@ -24,6 +24,7 @@ TABLE = Table(
 )
 
 
+@TABLE.remembers
 def gated_delta(
     q: Tensor,
     k: Tensor,

@@ -25,6 +25,7 @@ TABLE = Table(
 )
 
 
+@TABLE.remembers
 def diagonal_ssm(
     x: Tensor,
     dt: Tensor,

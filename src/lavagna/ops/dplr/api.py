@@ -24,6 +24,7 @@ TABLE = Table(
 )
 
 
+@TABLE.remembers
 def generalized_delta(
     q: Tensor,
     k: Tensor,

@@ -30,6 +30,7 @@ TABLE = Table(
 FILLS = {"log_decay": 0.0}
 
 
+@TABLE.remembers
 def gated_linear(
     q: Tensor,
     k: Tensor,

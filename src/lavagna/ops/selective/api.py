@@ -24,6 +24,7 @@ TABLE = Table(
 )
 
 
+@TABLE.remembers
 def selective_scan(
     x: Tensor,
     dt: Tensor,

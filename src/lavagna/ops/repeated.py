@@ -1,0 +1,130 @@
+"""Calls like an earlier one, which need no second look.
+
+What validation, the choice of a row and the widening of dtypes look at are shapes, dtypes, devices and plain
+options: never values, never strides. So what they made of a call is kept under these facts, as a :class:`Plan`: which
+argument goes where, and to which function. A call with the same facts goes there at once. A model that generates asks
+some fifty times a token, each time with the same few facts.
+
+No plan is made of a call in which some tensor did not reach the function as it came (boundaries, masks, a state made of
+zeros where none was given), of one with an argument that is neither a tensor nor plain, or while autograd records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Plan", "facts", "make_plan"]
+
+_TENSORS = (Tensor, nn.Parameter)
+_PLAIN = (type(None), bool, int, float, str)
+
+_look = attrgetter("shape", "dtype", "device")
+
+
+class Plan(NamedTuple):
+    """What became of a call.
+
+    Fields:
+        function: what ran.
+        places: name of its argument -> place among the values of the call.
+        casts: name of its argument -> the dtype that it was given in, where that was another one.
+        constants: its other arguments.
+        dtype: of the output.
+        keeps: the final state was asked for.
+        device: kind of the device.
+    """
+
+    function: Callable[..., tuple[Tensor, Any]]
+    places: tuple[tuple[str, int], ...]
+    casts: tuple[tuple[str, torch.dtype], ...]
+    constants: dict[str, Any]
+    dtype: torch.dtype
+    keeps: bool
+    device: str
+
+    def holds(self) -> bool:
+        """Whether it can be followed here and now: autocast, which concerns some functions, is off."""
+        return not torch.is_autocast_enabled(self.device)
+
+    def follow(self, values: tuple[Any, ...]) -> tuple[Tensor, Any]:
+        """Output and state of a call with other values and the same facts."""
+        given = {name: values[place] for name, place in self.places}
+        for name, dtype in self.casts:
+            given[name] = given[name].to(dtype)
+        output, state = self.function(**given, **self.constants)
+        if output.dtype != self.dtype:
+            output = output.to(self.dtype)
+        return output, state if self.keeps else None
+
+
+def facts(values: tuple[Any, ...], names: dict[str, Any]) -> tuple[Any, ...] | None:
+    """All that decides what becomes of a call; None where values decide too.
+
+    Args:
+        values: its arguments, first those by place, then those by name.
+        names: the arguments by name.
+    """
+    # The types too: True and 1 are equal, and not the same to every check.
+    kinds = (*map(type, values), *names)
+    tensors, plain = _split(kinds)
+    if tensors is None:
+        return None
+    return (kinds, plain(values), *map(_look, tensors(values)))
+
+
+@lru_cache(maxsize=4096)
+def _split(kinds: tuple[Any, ...]) -> tuple[Callable[..., Any] | None, Callable[..., Any]]:
+    """Take the tensors, and the rest, out of values of these types; None where there are not two tensors or more."""
+    types = [kind for kind in kinds if isinstance(kind, type)]
+    tensors = [place for place, kind in enumerate(types) if kind in _TENSORS]
+    plain = [place for place, kind in enumerate(types) if kind in _PLAIN]
+    rest = itemgetter(*plain) if plain else lambda values: None
+    usable = len(tensors) > 1 and len(tensors) + len(plain) == len(types)
+    return itemgetter(*tensors) if usable else None, rest
+
+
+def make_plan(
+    values: tuple[Any, ...],
+    function: Callable[..., tuple[Tensor, Any]],
+    before: dict[str, Any],
+    after: dict[str, Any],
+    dtype: torch.dtype,
+    keeps: bool,
+) -> Plan | None:
+    """The plan of a call that was carried out; None where none can be made.
+
+    Args:
+        values: the arguments of the call.
+        function: what ran.
+        before: its arguments as validation left them, by name.
+        after: its arguments.
+        dtype, keeps: as in :class:`Plan`.
+    """
+    place = {id(value): i for i, value in enumerate(values) if isinstance(value, Tensor)}
+    if len(place) < sum(isinstance(value, Tensor) for value in values):
+        return None  # one tensor twice: which of the two went where cannot be told
+    tensors = {name: value for name, value in before.items() if isinstance(value, Tensor)}
+    constants = {name: value for name, value in before.items() if name not in tensors}
+    device = next(iter(tensors.values())).device.type
+    complete = {id(tensor) for tensor in tensors.values()} == set(place)
+    if not complete or not all(map(_is_plain, constants.values())) or not torch.amp.is_autocast_available(device):
+        return None
+    return Plan(
+        function,
+        tuple((name, place[id(tensor)]) for name, tensor in tensors.items()),
+        tuple((name, after[name].dtype) for name, tensor in tensors.items() if after[name].dtype != tensor.dtype),
+        constants,
+        dtype,
+        keeps,
+        device,
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
