@@ -163,6 +163,7 @@ class Table:
         self.rows = rows
         self.prefer = prefer
         self._chosen: dict[tuple[str, str, tuple[str, ...]], tuple[Row, ...]] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
         self._running = local()  # of each thread, the call that it is at
 
     @cached_property
@@ -264,28 +265,30 @@ class Table:
 
         See .repeated for what is alike, and when it is done.
         """
-        plans: dict[tuple[Any, ...], Plan | None] = {}
 
         @wraps(function)
         def operator(*args: _P.args, **kwargs: _P.kwargs) -> Result:
-            if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            # Autocast concerns some implementations.
+            if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
                 return function(*args, **kwargs)
             values = (*args, *kwargs.values())
             alike = facts(values, kwargs)
             if alike is None:
                 return function(*args, **kwargs)
             key = (_automatic, alike)
-            plan = plans.get(key)
-            if plan is not None and plan.holds():
-                return Result(*plan.follow(values))
+            plan = self._plans.get(key)
+            if plan is not None:
+                return Result(*plan(values))
             outer = getattr(self._running, "lesson", None)
             self._running.lesson = lesson = _Lesson(values)
             try:
                 result = function(*args, **kwargs)
             finally:
                 self._running.lesson = outer
-            if len(plans) < _REMEMBERED:
-                plans[key] = lesson.plan
+            if lesson.plan is not None:
+                if len(self._plans) >= _REMEMBERED:
+                    self._plans.clear()
+                self._plans[key] = lesson.plan
             return result
 
         return operator

@@ -1,7 +1,7 @@
 """Calls like an earlier one, which need no second look.
 
 What validation, the choice of a row and the widening of dtypes look at are shapes, dtypes, devices and plain
-options: never values, never strides. So what they made of a call is kept under these facts, as a :class:`Plan`: which
+options: never values, never strides. So what they made of a call is kept under these facts, as a plan: which
 argument goes where, and to which function. A call with the same facts goes there at once. A model that generates asks
 some fifty times a token, each time with the same few facts.
 
@@ -14,53 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["Plan", "facts", "make_plan"]
 
+#: other values with the same facts -> output and final state
+Plan = Callable[[tuple[Any, ...]], tuple[Tensor, Any]]
+
 _TENSORS = (Tensor, nn.Parameter)
 _PLAIN = (type(None), bool, int, float, str)
 
 _look = attrgetter("shape", "dtype", "device")
-
-
-class Plan(NamedTuple):
-    """What became of a call.
-
-    Fields:
-        function: what ran.
-        places: name of its argument -> place among the values of the call.
-        casts: name of its argument -> the dtype that it was given in, where that was another one.
-        constants: its other arguments.
-        dtype: of the output.
-        keeps: the final state was asked for.
-        device: kind of the device.
-    """
-
-    function: Callable[..., tuple[Tensor, Any]]
-    places: tuple[tuple[str, int], ...]
-    casts: tuple[tuple[str, torch.dtype], ...]
-    constants: dict[str, Any]
-    dtype: torch.dtype
-    keeps: bool
-    device: str
-
-    def holds(self) -> bool:
-        """Whether it can be followed here and now: autocast, which concerns some functions, is off."""
-        return not torch.is_autocast_enabled(self.device)
-
-    def follow(self, values: tuple[Any, ...]) -> tuple[Tensor, Any]:
-        """Output and state of a call with other values and the same facts."""
-        given = {name: values[place] for name, place in self.places}
-        for name, dtype in self.casts:
-            given[name] = given[name].to(dtype)
-        output, state = self.function(**given, **self.constants)
-        if output.dtype != self.dtype:
-            output = output.to(self.dtype)
-        return output, state if self.keeps else None
 
 
 def facts(values: tuple[Any, ...], names: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -104,26 +71,31 @@ def make_plan(
         function: what ran.
         before: its arguments as validation left them, by name.
         after: its arguments.
-        dtype, keeps: as in :class:`Plan`.
+        dtype: of the output.
+        keeps: the final state was asked for.
     """
     place = {id(value): i for i, value in enumerate(values) if isinstance(value, Tensor)}
     if len(place) < sum(isinstance(value, Tensor) for value in values):
         return None  # one tensor twice: which of the two went where cannot be told
     tensors = {name: value for name, value in before.items() if isinstance(value, Tensor)}
     constants = {name: value for name, value in before.items() if name not in tensors}
-    device = next(iter(tensors.values())).device.type
-    complete = {id(tensor) for tensor in tensors.values()} == set(place)
-    if not complete or not all(map(_is_plain, constants.values())) or not torch.amp.is_autocast_available(device):
+    if {id(tensor) for tensor in tensors.values()} != set(place) or not all(map(_is_plain, constants.values())):
         return None
-    return Plan(
-        function,
-        tuple((name, place[id(tensor)]) for name, tensor in tensors.items()),
-        tuple((name, after[name].dtype) for name, tensor in tensors.items() if after[name].dtype != tensor.dtype),
-        constants,
-        dtype,
-        keeps,
-        device,
-    )
+    if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+        return None  # elsewhere the device sets the pace, and has an autocast of its own
+    places = tuple((name, place[id(tensor)]) for name, tensor in tensors.items())
+    casts = tuple((name, after[name].dtype) for name in tensors if after[name].dtype != before[name].dtype)
+
+    def plan(values: tuple[Any, ...]) -> tuple[Tensor, Any]:
+        given = {name: values[place] for name, place in places}
+        for name, wide in casts:
+            given[name] = given[name].to(wide)
+        output, state = function(**given, **constants)
+        if output.dtype != dtype:
+            output = output.to(dtype)
+        return output, state if keeps else None
+
+    return plan
 
 
 def _is_plain(value: Any) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import Call
-from ..library import address, boundaries, define, kernel, rows
+from ..library import address, alike, boundaries, define, kernel, rows
 
 __all__ = ["convolve", "refuses"]
 
@@ -36,7 +36,7 @@ def convolve(
 
 
 def _sizes(x: Tensor, weight: Tensor, state: Tensor, bounds: Tensor | None, silu: bool) -> tuple[Any, ...]:
-    return (torch.get_num_threads(), address(bounds), len(state), x.shape[1], *weight.shape, silu)
+    return (torch.get_num_threads(), address(bounds), state.shape[0], x.shape[1], *weight.shape, silu)
 
 
 def _run(
@@ -45,7 +45,7 @@ def _run(
     x_rows, x_row = rows(x)
     weight, state = weight.contiguous(), state.contiguous()
     bias = None if bias is None else bias.contiguous()
-    y, tail = x.new_empty(x.shape), state.new_empty(state.shape)
+    y, tail = alike(x), alike(state)
     kernel("short_conv_forward", x.dtype)(
         *_sizes(x, weight, state, bounds, silu),
         *(address(x_rows), x_row, address(weight), address(bias), address(state), address(y), address(tail)),
