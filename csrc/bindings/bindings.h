@@ -2,7 +2,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <chrono>
 #include <cstdint>
+#include <thread>
 
 namespace nb = nanobind;
 
@@ -21,7 +23,25 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Kernels run without Python's lock.
-using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+// Kernels run without Python's lock. While the interpreter ends, Python unwinds the stack of a thread that asks for the
+// lock, and an unwinding that leaves a destructor ends the process: such a thread waits for the end of the process.
+class WithoutLock {
+ public:
+  WithoutLock() : state_(PyEval_SaveThread()) {}
+  ~WithoutLock() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+  }
+  WithoutLock(const WithoutLock&) = delete;
+  WithoutLock& operator=(const WithoutLock&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+using Unlocked = nb::call_guard<WithoutLock>;
 
 }  // namespace lavagna
