@@ -12,6 +12,7 @@ namespace nb = nanobind;
 // is absent as 0. Shapes and dtypes were checked in Python.
 void bind_limits(nb::module_& module);
 void bind_rms_norm(nb::module_& module);
+void bind_gated_delta(nb::module_& module);
 void bind_short_conv(nb::module_& module);
 
 namespace lavagna {

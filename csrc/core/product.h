@@ -63,10 +63,10 @@ struct Tile {
 
 template <class T, int vectors, class Visit>
 LAVAGNA_INLINE void tile_rows(std::int64_t m, std::int64_t j, const Visit& visit) {
+  const std::int64_t blocks = m - m % block_rows, fours = m - m % 4;
   std::int64_t i = 0;
-  for (; i + block_rows <= m; i += block_rows) visit(Tile<T, block_rows, vectors>{}, i, j);
-  if constexpr (block_rows > 4)
-    for (; i + 4 <= m; i += 4) visit(Tile<T, 4, vectors>{}, i, j);
+  for (; i < blocks; i += block_rows) visit(Tile<T, block_rows, vectors>{}, i, j);
+  for (; i < fours; i += 4) visit(Tile<T, 4, vectors>{}, i, j);
   for (; i < m; ++i) visit(Tile<T, 1, vectors>{}, i, j);
 }
 

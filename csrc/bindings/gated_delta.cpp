@@ -1,0 +1,112 @@
+#include "../kernels/gated_delta.h"
+
+#include "bindings.h"
+
+namespace lavagna {
+namespace {
+
+// What all three kernels read. `sizes` are key heads, value heads, K, V; `rows` of each tensor over time are given by
+// its address and the distance between them.
+template <class T>
+GatedDelta<T> inputs(Address bounds, std::int64_t count, std::int64_t tokens, std::int64_t key_heads,
+                     std::int64_t heads, std::int64_t keys, std::int64_t values, int fading, bool unit, double scale,
+                     Address q, std::int64_t q_row, Address k, std::int64_t k_row, Address v, std::int64_t v_row,
+                     Address beta, std::int64_t beta_row, Address log_decay, std::int64_t log_decay_row) {
+  GatedDelta<T> a{};
+  a.sequences = {at<const std::int64_t>(bounds), count, tokens};
+  a.key_heads = key_heads;
+  a.heads = heads;
+  a.keys = keys;
+  a.values = values;
+  a.fading = static_cast<Fading>(fading);
+  a.unit = unit;
+  a.scale = static_cast<T>(scale);
+  a.q = at<const T>(q);
+  a.q_row = q_row;
+  a.k = at<const T>(k);
+  a.k_row = k_row;
+  a.v = at<const T>(v);
+  a.v_row = v_row;
+  a.beta = at<const T>(beta);
+  a.beta_row = beta_row;
+  a.log_decay = at<const T>(log_decay);
+  a.log_decay_row = log_decay_row;
+  return a;
+}
+
+template <class T>
+void run(int threads, std::int64_t tasks, Body body, GatedDelta<T>& a, std::int64_t scratch_size) {
+  const Scratch scratch(scratch_size * team(threads, tasks) * static_cast<std::int64_t>(sizeof(T)));
+  a.scratch = scratch.as<T>();
+  a.scratch_size = scratch_size;
+  parallel(threads, tasks, body, &a);
+}
+
+// Into how many blocks of columns the memory of a head is cut: as few as let the threads share the work evenly.
+std::int64_t column_blocks(int threads, std::int64_t heads, std::int64_t values) {
+  std::int64_t blocks = 1;
+  while (blocks < threads && heads * blocks % threads != 0 && blocks * 32 < values) ++blocks;
+  return heads >= 4 * threads ? 1 : blocks;
+}
+
+// chunk = 0: token by token.
+template <class T>
+void forward(int threads, Address bounds, std::int64_t count, std::int64_t tokens, std::int64_t key_heads,
+             std::int64_t heads, std::int64_t keys, std::int64_t values, int fading, bool unit, double scale,
+             Address q, std::int64_t q_row, Address k, std::int64_t k_row, Address v, std::int64_t v_row, Address beta,
+             std::int64_t beta_row, Address log_decay, std::int64_t log_decay_row, std::int64_t chunk, Address state,
+             Address o, Address final_state, Address kept) {
+  GatedDelta<T> a = inputs<T>(bounds, count, tokens, key_heads, heads, keys, values, fading, unit, scale, q, q_row, k,
+                              k_row, v, v_row, beta, beta_row, log_decay, log_decay_row);
+  a.chunk = chunk;
+  a.state = at<const T>(state);
+  a.o = at<T>(o);
+  a.final_state = at<T>(final_state);
+  a.kept = at<T>(kept);
+  constexpr int type = sizeof(T) == 8;
+  const GatedDeltaKernels& kernels = gated_delta();
+  if (chunk == 0) {
+    run(threads, count * heads, kernels.recurrent[type], a, kernels.recurrent_scratch[type](keys, values, chunk));
+  } else {
+    a.blocks = column_blocks(threads, count * heads, values);
+    run(threads, count * heads * a.blocks, kernels.chunk[type], a, kernels.chunk_scratch[type](keys, values, chunk));
+  }
+}
+
+template <class T>
+void backward(int threads, Address bounds, std::int64_t count, std::int64_t tokens, std::int64_t key_heads,
+              std::int64_t heads, std::int64_t keys, std::int64_t values, int fading, bool unit, double scale,
+              Address q, std::int64_t q_row, Address k, std::int64_t k_row, Address v, std::int64_t v_row,
+              Address beta, std::int64_t beta_row, Address log_decay, std::int64_t log_decay_row, std::int64_t chunk,
+              Address kept, Address d_o, std::int64_t d_o_row, Address d_final_state, Address dq, Address dk,
+              Address dv, Address d_beta, Address d_log_decay, Address d_state) {
+  GatedDelta<T> a = inputs<T>(bounds, count, tokens, key_heads, heads, keys, values, fading, unit, scale, q, q_row, k,
+                              k_row, v, v_row, beta, beta_row, log_decay, log_decay_row);
+  a.chunk = chunk;
+  a.kept = at<T>(kept);
+  a.d_o = at<const T>(d_o);
+  a.d_o_row = d_o_row;
+  a.d_final_state = at<const T>(d_final_state);
+  a.dq = at<T>(dq);
+  a.dk = at<T>(dk);
+  a.dv = at<T>(dv);
+  a.d_beta = at<T>(d_beta);
+  a.d_log_decay = at<T>(d_log_decay);
+  a.d_state = at<T>(d_state);
+  constexpr int type = sizeof(T) == 8;
+  const GatedDeltaKernels& kernels = gated_delta();
+  run(threads, count * key_heads, kernels.backward[type], a, kernels.backward_scratch[type](keys, values, chunk));
+}
+
+}  // namespace
+}  // namespace lavagna
+
+void bind_gated_delta(nb::module_& module) {
+  using namespace lavagna;
+  module.attr("gated_delta_chunk") = gated_delta_chunk;
+  module.attr("gated_delta_segment") = gated_delta_segment;
+  module.def("gated_delta_forward_float32", &forward<float>, Unlocked());
+  module.def("gated_delta_forward_float64", &forward<double>, Unlocked());
+  module.def("gated_delta_backward_float32", &backward<float>, Unlocked());
+  module.def("gated_delta_backward_float64", &backward<double>, Unlocked());
+}

@@ -1,0 +1,615 @@
+// The gated delta rule in chunks, forward and backward, and token by token. docs/performance/gated_delta.md explains it.
+#include "gated_delta.h"
+
+#include "gated_delta_chunk.h"
+#include "gated_delta_recurrent.h"
+
+namespace lavagna::LAVAGNA_ISA {
+namespace {
+
+// Columns of a memory are independent of each other once a chunk is prepared. A memory lies in scratch in panels of
+// so many columns: all that a chunk does to a panel, three passes over it, finds it in L1.
+template <class T>
+constexpr std::int64_t panel = block_vectors * lanes<T>;
+
+template <class T>
+constexpr std::int64_t panels(std::int64_t values) {
+  return (values + panel<T> - 1) / panel<T>;
+}
+
+// The columns of panel p: how many, and how many in whole vectors.
+template <class T>
+struct Columns {
+  std::int64_t first, count, whole;
+
+  Columns(std::int64_t p, std::int64_t values)
+      : first(p * panel<T>),
+        count(values - first < panel<T> ? values - first : panel<T>),
+        whole(padded<T>(count)) {}
+};
+
+template <class T>
+void load_memory(const T* from, std::int64_t keys, std::int64_t values, std::int64_t begin, std::int64_t end,
+                 T* memory) {
+  for (std::int64_t p = begin; p < end; ++p) {
+    const Columns<T> columns(p, values);
+    T* to = memory + (p - begin) * keys * panel<T>;
+    for (std::int64_t c = 0; c < keys; ++c) fill_row(to + c * panel<T>, from + c * values + columns.first, columns.count);
+  }
+}
+
+template <class T>
+void store_memory(const T* memory, std::int64_t keys, std::int64_t values, std::int64_t begin, std::int64_t end,
+                  T* to) {
+  for (std::int64_t p = begin; p < end; ++p) {
+    const Columns<T> columns(p, values);
+    const T* from = memory + (p - begin) * keys * panel<T>;
+    for (std::int64_t c = 0; c < keys; ++c) put_row(to + c * values + columns.first, from + c * panel<T>, columns.count);
+  }
+}
+
+// C rows of a tensor over time, one panel of them; zeros where there are no tokens.
+template <class T>
+LAVAGNA_INLINE void load_tile(const T* from, std::int64_t from_row, std::int64_t tokens, const Columns<T>& columns,
+                              T* tile) {
+  for (int i = 0; i < C; ++i) {
+    if (i < tokens)
+      fill_row(tile + i * panel<T>, from + i * from_row + columns.first, columns.count);
+    else
+      clear_row(tile + i * panel<T>, columns.whole);
+  }
+}
+
+// One vector of columns of the errors: (I + kk_beta) E = V − K_in S.
+template <class T>
+LAVAGNA_INLINE void solve(const T* kk_beta, const T* v, const T* held, T* errors) {
+  Vec<T> e[C];
+  LAVAGNA_UNROLL
+  for (int i = 0; i < C; ++i) {
+    e[i] = load(v + i * panel<T>) - load(held + i * panel<T>);
+    LAVAGNA_UNROLL
+    for (int j = 0; j < C; ++j)
+      if (j < i) e[i] -= kk_beta[i * C + j] * e[j];
+    store(errors + i * panel<T>, e[i]);
+  }
+}
+
+// Its adjoint: (I + beta_kk)ᵀ X = dU, from the last row to the first.
+template <class T>
+LAVAGNA_INLINE void solve_adjoint(const T* beta_kk, T* x) {
+  Vec<T> e[C];
+  LAVAGNA_UNROLL
+  for (int back = 0; back < C; ++back) {
+    const int j = C - 1 - back;
+    e[j] = load(x + j * panel<T>);
+    LAVAGNA_UNROLL
+    for (int i = 0; i < C; ++i)
+      if (i > j) e[j] -= beta_kk[i * C + j] * e[i];
+    store(x + j * panel<T>, e[j]);
+  }
+}
+
+// U = Diag(β) E.
+template <class T>
+LAVAGNA_INLINE void write_strength(const T* beta, const T* errors, std::int64_t whole, T* u) {
+  for (int i = 0; i < C; ++i)
+    for (std::int64_t j = 0; j < whole; j += lanes<T>)
+      store(u + i * panel<T> + j, load(errors + i * panel<T> + j) * beta[i]);
+}
+
+// S_C = D_C0 S_0 + K_outᵀ U, one panel.
+template <class T>
+LAVAGNA_INLINE void advance(const Chunk<T>& chunk, std::int64_t keys, std::int64_t whole, const T* u, T* memory) {
+  const std::int64_t row = padded<T>(keys);
+  tiles<T>(keys, whole, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
+    T* s = memory + i * panel<T> + j;
+    tile.take(s, panel<T>);
+    tile.scale(chunk.total + i);
+    tile.add(C, chunk.out + i, 1, row, u + j, panel<T>);
+    tile.put(s, panel<T>);
+  });
+}
+
+// Forward ---------------------------------------------------------------------------------------------------
+
+template <class T>
+struct ForwardScratch {
+  T* memory;  // panels [K, panel]
+  T* turned;  // [K, C]
+  T* scores;  // [2C, C]
+  T* v;       // [C, panel]
+  T* y;       // [C, panel]
+  T* errors;  // [C, panel]
+  T* u;       // [C, panel]
+  Chunk<T> chunk;
+
+  ForwardScratch(Pieces<T>& pieces, std::int64_t keys, std::int64_t values)
+      : memory(pieces.take(panels<T>(values) * keys * panel<T>)),
+        turned(pieces.take(keys * C)),
+        scores(pieces.take(2 * C * C)),
+        v(pieces.take(C * panel<T>)),
+        y(pieces.take(C * panel<T>)),
+        errors(pieces.take(C * panel<T>)),
+        u(pieces.take(C * panel<T>)),
+        chunk(pieces, keys) {}
+};
+
+template <class T>
+void forward_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t head, std::int64_t begin, std::int64_t end,
+                      ForwardScratch<T>& s) {
+  const std::int64_t length = a.sequences.length(m);
+  const std::int64_t first = a.sequences.begin(m);
+  const std::int64_t row = padded<T>(a.keys);
+  const std::int64_t size = a.keys * a.values;
+  T* kept = a.kept == nullptr ? nullptr : a.kept + (gated_delta_first_segment(a.sequences, m) * a.heads + head) * size;
+  load_memory(a.state + (m * a.heads + head) * size, a.keys, a.values, begin, end, s.memory);
+  for (std::int64_t t = 0; t < length; t += a.chunk) {
+    const std::int64_t tokens = length - t < a.chunk ? length - t : a.chunk;
+    if (kept != nullptr && t % gated_delta_segment == 0)
+      store_memory(s.memory, a.keys, a.values, begin, end, kept + t / gated_delta_segment * a.heads * size);
+    Chunk<T> chunk = s.chunk;
+    prepare(a, head, first + t, tokens, chunk, s.turned, s.scores);
+    for (std::int64_t p = begin; p < end; ++p) {
+      const Columns<T> columns(p, a.values);
+      T* memory = s.memory + (p - begin) * a.keys * panel<T>;
+      load_tile(a.v + (first + t) * a.v_row + head * a.values, a.v_row, tokens, columns, s.v);
+      product<T, Into::set>(C, columns.whole, a.keys, chunk.in, row, 1, memory, panel<T>, s.y, panel<T>);
+      for (std::int64_t j = 0; j < columns.whole; j += lanes<T>) solve(chunk.kk_beta, s.v + j, s.y + j, s.errors + j);
+      write_strength(chunk.beta, s.errors, columns.whole, s.u);
+      // O = Q_in S + P U, P lower triangular.
+      tiles<T>(C, columns.whole, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
+        tile.add(a.keys, chunk.in + (C + i) * row, row, 1, memory + j, panel<T>);
+        tile.add(i + block_rows, chunk.qk + i * C, C, 1, s.u + j, panel<T>);
+        tile.put(s.y + i * panel<T> + j, panel<T>);
+      });
+      for (int i = 0; i < tokens; ++i)
+        put_row(a.o + ((first + t + i) * a.heads + head) * a.values + columns.first, s.y + i * panel<T>, columns.count);
+      advance(chunk, a.keys, columns.whole, s.u, memory);
+    }
+  }
+  store_memory(s.memory, a.keys, a.values, begin, end, a.final_state + (m * a.heads + head) * size);
+}
+
+template <class T>
+void forward(const void* arguments, std::int64_t begin, std::int64_t end, int thread) {
+  const GatedDelta<T>& a = *static_cast<const GatedDelta<T>*>(arguments);
+  Pieces<T> pieces{a.scratch + thread * a.scratch_size};
+  ForwardScratch<T> scratch(pieces, a.keys, a.values);
+  const std::int64_t all = panels<T>(a.values);
+  for (std::int64_t task = begin; task < end; ++task) {
+    const std::int64_t m = task % a.sequences.count;
+    const std::int64_t block = task / a.sequences.count % a.blocks;
+    const std::int64_t head = task / a.sequences.count / a.blocks;
+    forward_sequence(a, m, head, all * block / a.blocks, all * (block + 1) / a.blocks, scratch);
+  }
+}
+
+template <class T>
+std::int64_t forward_scratch(std::int64_t keys, std::int64_t values, std::int64_t) {
+  Pieces<T> pieces{nullptr};
+  ForwardScratch<T>(pieces, keys, values);
+  return pieces.used;
+}
+
+// Backward --------------------------------------------------------------------------------------------------
+
+template <class T>
+struct BackwardScratch {
+  static constexpr int most = gated_delta_segment;  // chunks of a segment, where they have one token
+
+  T* d_memory;  // panels [K, panel], dS after the chunk, then before it
+  T* memories;  // S before each chunk of a segment
+  T* errors;    // E of each chunk of a segment, panels [C, panel]
+  T* turned;    // [K, C]
+  T* scores;    // [2C, C]
+  T* v;         // [C, panel]
+  T* y;         // [C, panel]
+  T* u;         // [C, panel]
+  T* ups;       // [2C, panel], gradients of what is read by keys (−dW) and by queries (dO)
+  T* turned_ups;  // [panel, 2C]
+  T* turned_u;    // [panel, C]
+  T* d_in;        // [K, 2C], S_0 upsᵀ
+  T* d_out;       // [K, C], dS_C Uᵀ
+  T* d_scores;    // [2C, C], ups Uᵀ
+  T* d_beta;      // [C, lanes], parts of dβ
+  T* d_total;     // [K, lanes], parts of Σ_v S_0 ∘ dS_C
+  T* d_rows;      // [2C, K]
+  T* d_out_rows;  // [C, K]
+  T* d_log;       // [C, K], of channels
+  T* parts;       // [C, C]
+  std::int64_t memory_size;
+  std::int64_t errors_size;
+  Pieces<T> chunks;  // each piece of it is a chunk
+  std::int64_t chunk_size;
+
+  BackwardScratch(Pieces<T>& pieces, std::int64_t keys, std::int64_t values, std::int64_t chunk)
+      : memory_size(panels<T>(values) * keys * panel<T>), errors_size(panels<T>(values) * C * panel<T>) {
+    const std::int64_t count = gated_delta_segment / chunk;
+    d_memory = pieces.take(memory_size);
+    memories = pieces.take(memory_size * count);
+    errors = pieces.take(errors_size * count);
+    turned = pieces.take(keys * C);
+    scores = pieces.take(2 * C * C);
+    v = pieces.take(C * panel<T>);
+    y = pieces.take(C * panel<T>);
+    u = pieces.take(C * panel<T>);
+    ups = pieces.take(2 * C * panel<T>);
+    turned_ups = pieces.take(panel<T> * 2 * C);
+    turned_u = pieces.take(panel<T> * C);
+    d_in = pieces.take(keys * 2 * C);
+    d_out = pieces.take(keys * C);
+    d_scores = pieces.take(2 * C * C);
+    d_beta = pieces.take(C * lanes<T>);
+    d_total = pieces.take(padded<T>(keys) * lanes<T>);
+    d_rows = pieces.take(2 * C * padded<T>(keys));
+    d_out_rows = pieces.take(C * padded<T>(keys));
+    d_log = pieces.take(C * padded<T>(keys));
+    parts = pieces.take(C * C);
+    Pieces<T> one{nullptr};
+    Chunk<T>(one, keys);
+    chunk_size = one.used;
+    chunks = Pieces<T>{pieces.take(chunk_size * count)};
+  }
+
+  Chunk<T> chunk(std::int64_t n, std::int64_t keys) const {
+    Pieces<T> pieces{chunks.memory + n * chunk_size};
+    return Chunk<T>(pieces, keys);
+  }
+};
+
+// What one chunk is about.
+template <class T>
+struct Place {
+  std::int64_t head;
+  std::int64_t token;   // the first, among all rows
+  std::int64_t tokens;  // of the chunk
+  bool first_of_group;  // the first value head of its key head: sets dq and dk, the others add to them
+};
+
+// Errors of a chunk, and the memory behind it where it is asked for.
+template <class T>
+void repeat_chunk(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, const T* memory, T* errors,
+                  T* next, BackwardScratch<T>& s) {
+  const std::int64_t row = padded<T>(a.keys);
+  for (std::int64_t p = 0; p < panels<T>(a.values); ++p) {
+    const Columns<T> columns(p, a.values);
+    const T* from = memory + p * a.keys * panel<T>;
+    T* e = errors + p * C * panel<T>;
+    load_tile(a.v + place.token * a.v_row + place.head * a.values, a.v_row, place.tokens, columns, s.v);
+    product<T, Into::set>(C, columns.whole, a.keys, chunk.in, row, 1, from, panel<T>, s.y, panel<T>);
+    for (std::int64_t j = 0; j < columns.whole; j += lanes<T>) solve(chunk.kk_beta, s.v + j, s.y + j, e + j);
+    if (next == nullptr) continue;
+    T* to = next + p * a.keys * panel<T>;
+    write_strength(chunk.beta, e, columns.whole, s.u);
+    std::memcpy(to, from, a.keys * panel<T> * sizeof(T));
+    advance(chunk, a.keys, columns.whole, s.u, to);
+  }
+}
+
+// Through one panel: dv, the part of dS_0, and sums over columns for everything else.
+template <class T, Into into>
+void backward_panel(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, const T* memory,
+                    const T* errors, std::int64_t p, BackwardScratch<T>& s) {
+  const std::int64_t row = padded<T>(a.keys);
+  const Columns<T> columns(p, a.values);
+  const T* s_0 = memory + p * a.keys * panel<T>;
+  const T* e = errors + p * C * panel<T>;
+  T* d_s = s.d_memory + p * a.keys * panel<T>;
+  T* d_o = s.ups + C * panel<T>;
+  T* x = s.v;
+  load_tile(a.d_o + place.token * a.d_o_row + place.head * a.values, a.d_o_row, place.tokens, columns, d_o);
+
+  // dU = Pᵀ dO + K_out dS_C; then X = dU through the system, dW = β X is also dv, and dβ = Σ_v X ∘ E.
+  tiles<T>(C, columns.whole, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
+    tile.add(a.keys, chunk.out + i * row, row, 1, d_s + j, panel<T>);
+    tile.add(C - i, chunk.qk + i * C + i, 1, C, d_o + i * panel<T> + j, panel<T>);
+    tile.put(x + i * panel<T> + j, panel<T>);
+  });
+  for (std::int64_t j = 0; j < columns.whole; j += lanes<T>) solve_adjoint(chunk.beta_kk, x + j);
+  for (int i = 0; i < C; ++i) {
+    Vec<T> d_beta = into == Into::set ? Vec<T>{} : load(s.d_beta + i * lanes<T>);
+    for (std::int64_t j = i * panel<T>; j < i * panel<T> + columns.whole; j += lanes<T>) {
+      const Vec<T> x_i = load(x + j);
+      const Vec<T> e_i = load(e + j);
+      d_beta += x_i * e_i;
+      store(s.u + j, e_i * chunk.beta[i]);
+      store(x + j, x_i * chunk.beta[i]);
+      store(s.ups + j, x_i * -chunk.beta[i]);
+    }
+    store(s.d_beta + i * lanes<T>, d_beta);
+    if (i < place.tokens)
+      put_row(a.dv + ((place.token + i) * a.heads + place.head) * a.values + columns.first, x + i * panel<T>,
+              columns.count);
+  }
+
+  if (a.fading != Fading::none)
+    for (std::int64_t c = 0; c < a.keys; ++c) {
+      Vec<T> sum = into == Into::set ? Vec<T>{} : load(s.d_total + c * lanes<T>);
+      for (std::int64_t j = c * panel<T>; j < c * panel<T> + columns.whole; j += lanes<T>)
+        sum += load(s_0 + j) * load(d_s + j);
+      store(s.d_total + c * lanes<T>, sum);
+    }
+
+  // Sums over columns: S_0 upsᵀ and dS_C Uᵀ by channels, ups Uᵀ by tokens.
+  transpose(2 * C, columns.whole, s.ups, panel<T>, s.turned_ups, 2 * C);
+  transpose(C, columns.whole, s.u, panel<T>, s.turned_u, C);
+  product<T, into>(a.keys, 2 * C, columns.count, s_0, panel<T>, 1, s.turned_ups, 2 * C, s.d_in, 2 * C);
+  product<T, into>(a.keys, C, columns.count, d_s, panel<T>, 1, s.turned_u, C, s.d_out, C);
+  product<T, into>(2 * C, C, columns.count, s.ups, panel<T>, 1, s.turned_u, C, s.d_scores, C);
+
+  // dS_0 = D_C0 dS_C + Q_inᵀ dO − K_inᵀ dW
+  tiles<T>(a.keys, columns.whole, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
+    T* d = d_s + i * panel<T> + j;
+    tile.take(d, panel<T>);
+    tile.scale(chunk.total + i);
+    tile.add(2 * C, chunk.in + i, 1, row, s.ups + j, panel<T>);
+    tile.put(d, panel<T>);
+  });
+}
+
+// The gradient of the log decay of a head: token l is in the range of D_ij for j < l ≤ i, where j = 0 is the memory
+// that enters and i = C + 1 the one that leaves. It gets the sum of the terms of these ranges and no others.
+template <class T>
+void backward_head(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, BackwardScratch<T>& s) {
+  const std::int64_t row = padded<T>(a.keys);
+  for (int i = 0; i < C; ++i)
+    for (std::int64_t c = 0; c < row; c += lanes<T>) {
+      T* k = s.d_rows + i * row + c;
+      T* q = s.d_rows + (C + i) * row + c;
+      T* out = s.d_out_rows + i * row + c;
+      store(k, load(k) * chunk.since[i]);
+      store(q, load(q) * chunk.since[i]);
+      store(out, load(out) * chunk.until[i]);
+    }
+  T by_keys[C], by_queries[C], leaving[C];
+  row_products(chunk.rows, s.d_rows, row, row, by_keys);
+  row_products(chunk.rows + C * row, s.d_rows + C * row, row, row, by_queries);
+  row_products(chunk.rows, s.d_out_rows, row, row, leaving);
+
+  for (int j = 0; j < C; j += lanes<T>) {
+    const Vec<T> column = counting<T>(j);
+    Vec<T> later{};  // Σ_{i≥l} of the pairs (i, j)
+    for (int l = C - 1; l >= 0; --l) {
+      const Vec<T> pair = load(s.d_scores + l * C + j) * load(chunk.kk + l * C + j) +
+                          load(s.d_scores + (C + l) * C + j) * load(chunk.qk + l * C + j);
+      later += column < T(l) ? pair : Vec<T>{};
+      store(s.parts + l * C + j, column < T(l) ? later : Vec<T>{});
+    }
+  }
+  Vec<T> through{};
+  for (std::int64_t c = 0; c < a.keys; ++c) through += load(s.d_total + c * lanes<T>);
+  T gradient[C];
+  T earlier = sum<T>(through) * chunk.total[0];
+  for (int l = 0; l < C; ++l) {
+    gradient[l] = earlier;
+    for (int j = 0; j < l; ++j) gradient[l] += s.parts[l * C + j];
+    earlier += leaving[l];
+  }
+  T later = 0;
+  for (int l = C - 1; l >= 0; --l) gradient[l] += later += by_keys[l] + by_queries[l];
+  for (int i = 0; i < place.tokens; ++i) a.d_log_decay[(place.token + i) * a.heads + place.head] = gradient[i];
+}
+
+// The same for each channel, without the pairs inside the chunk.
+template <class T>
+void backward_channel(const GatedDelta<T>& a, const Chunk<T>& chunk, BackwardScratch<T>& s) {
+  const std::int64_t row = padded<T>(a.keys);
+  for (std::int64_t c = 0; c < row; c += lanes<T>) {
+    T through[lanes<T>];
+    for (int i = 0; i < lanes<T>; ++i)
+      through[i] = c + i < a.keys ? sum<T>(load(s.d_total + (c + i) * lanes<T>)) : T(0);
+    Vec<T> earlier = load(through) * load(chunk.total + c);
+    for (int l = 0; l < C; ++l) {
+      T* k = s.d_rows + l * row + c;
+      T* q = s.d_rows + (C + l) * row + c;
+      T* out = s.d_out_rows + l * row + c;
+      const Vec<T> since = load(chunk.since + l * row + c);
+      store(k, load(k) * since);
+      store(q, load(q) * since);
+      store(out, load(out) * load(chunk.until + l * row + c));
+      store(s.d_log + l * row + c, earlier);
+      earlier += load(chunk.rows + l * row + c) * load(out);
+    }
+    Vec<T> later{};
+    for (int l = C - 1; l >= 0; --l) {
+      later += load(chunk.rows + l * row + c) * load(s.d_rows + l * row + c) +
+               load(chunk.rows + (C + l) * row + c) * load(s.d_rows + (C + l) * row + c);
+      store(s.d_log + l * row + c, load(s.d_log + l * row + c) + later);
+    }
+  }
+}
+
+// Gradients through the scores, of a head's decay or none: d(kk), d(qk) times the decay are gradients of plain
+// products of keys and queries.
+template <class T>
+void backward_scores(const GatedDelta<T>& a, const Chunk<T>& chunk, BackwardScratch<T>& s) {
+  const std::int64_t row = padded<T>(a.keys);
+  for (int j = 0; j < C; j += lanes<T>) {
+    const Vec<T> column = counting<T>(j);
+    for (int i = 0; i < C; ++i) {
+      const Vec<T> decay = a.fading == Fading::head ? load(chunk.decay + i * C + j) : splat(T(1));
+      T* kk = s.d_scores + i * C + j;
+      T* qk = s.d_scores + (C + i) * C + j;
+      store(kk, column < T(i) ? load(kk) * decay : Vec<T>{});
+      store(qk, column <= T(i) ? load(qk) * decay : Vec<T>{});
+    }
+  }
+  product<T, Into::add>(2 * C, row, C, s.d_scores, C, 1, chunk.rows, row, s.d_rows, row);
+  product<T, Into::add>(C, row, 2 * C, s.d_scores, 1, C, chunk.rows, row, s.d_rows, row);
+}
+
+// The same with a decay for each channel, pair by pair: D_ij as products of the range's own decays, and the gradient
+// of log_decay_l as the sum over j < l ≤ i.
+template <class T>
+void backward_channel_scores(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk,
+                             BackwardScratch<T>& s) {
+  const std::int64_t row = padded<T>(a.keys);
+  const T* d_kk = s.d_scores;
+  const T* d_qk = s.d_scores + C * C;
+  for (std::int64_t c = 0; c < row; c += lanes<T>) {
+    Vec<T> d_k[C], d_q[C], d_log[C];
+    LAVAGNA_UNROLL
+    for (int i = 0; i < C; ++i) d_k[i] = d_q[i] = d_log[i] = Vec<T>{};
+    for (int j = 0; j < C; ++j) {
+      const Vec<T> k_j = load(chunk.rows + j * row + c);
+      Vec<T> decays[C];
+      Vec<T> decay = splat(T(1));
+      for (int i = j + 1; i < C; ++i) decays[i] = decay *= load(chunk.decay + i * row + c);
+      d_q[j] += d_qk[j * C + j] * k_j;
+      Vec<T> d_k_j = d_qk[j * C + j] * load(chunk.rows + (C + j) * row + c);
+      Vec<T> later{};
+      for (int i = C - 1; i > j; --i) {
+        const Vec<T> faded = decays[i] * k_j;
+        const Vec<T> up = d_kk[i * C + j] * load(chunk.rows + i * row + c) +
+                          d_qk[i * C + j] * load(chunk.rows + (C + i) * row + c);
+        d_k[i] += d_kk[i * C + j] * faded;
+        d_q[i] += d_qk[i * C + j] * faded;
+        d_k_j += decays[i] * up;
+        later += faded * up;
+        d_log[i] += later;
+      }
+      d_k[j] += d_k_j;
+    }
+    for (int i = 0; i < C; ++i) {
+      T* k = s.d_rows + i * row + c;
+      T* q = s.d_rows + (C + i) * row + c;
+      store(k, load(k) + d_k[i]);
+      store(q, load(q) + d_q[i]);
+      store(s.d_log + i * row + c, load(s.d_log + i * row + c) + d_log[i]);
+    }
+  }
+  for (int i = 0; i < place.tokens; ++i)
+    put_row(a.d_log_decay + ((place.token + i) * a.heads + place.head) * a.keys, s.d_log + i * row, a.keys);
+}
+
+// Gradients of q or k from those of the chunk's rows: through scale and norm.
+template <class T>
+void store_rows(const GatedDelta<T>& a, const Place<T>& place, const T* from, std::int64_t from_row, T scale,
+                const T* norm, const T* rows, const T* d_rows, T* to) {
+  const std::int64_t row = padded<T>(a.keys);
+  const std::int64_t key_head = place.head / (a.heads / a.key_heads);
+  T along[C];  // y · dy for y = x / |x|: the part of the gradient that would change the length
+  if (a.unit) row_products(rows, d_rows, row, row, along);
+  for (int i = 0; i < place.tokens; ++i) {
+    const T* x = from + (place.token + i) * from_row + key_head * a.keys;
+    T* dx = to + ((place.token + i) * a.key_heads + key_head) * a.keys;
+    const T factor = a.unit ? scale * norm[i] : scale;
+    const T back = a.unit ? along[i] * norm[i] * norm[i] : T(0);
+    for (std::int64_t c = 0; c < a.keys; c += lanes<T>) {
+      const int count = a.keys - c < lanes<T> ? static_cast<int>(a.keys - c) : lanes<T>;
+      const bool whole = count == lanes<T>;
+      Vec<T> gradient = load(d_rows + i * row + c) * factor;
+      if (a.unit) gradient -= (whole ? load(x + c) : load_part(x + c, count)) * back;
+      if (!place.first_of_group) gradient += whole ? load(dx + c) : load_part(dx + c, count);
+      if (whole)
+        store(dx + c, gradient);
+      else
+        store_part(dx + c, gradient, count);
+    }
+  }
+}
+
+template <class T>
+void backward_chunk(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, const T* memory,
+                    const T* errors, BackwardScratch<T>& s) {
+  const std::int64_t row = padded<T>(a.keys);
+  backward_panel<T, Into::set>(a, place, chunk, memory, errors, 0, s);
+  for (std::int64_t p = 1; p < panels<T>(a.values); ++p)
+    backward_panel<T, Into::add>(a, place, chunk, memory, errors, p, s);
+
+  T d_beta[C];
+  for (int i0 = 0; i0 < C; i0 += lanes<T>) {
+    Vec<T> parts[lanes<T>];
+    LAVAGNA_UNROLL
+    for (int i = 0; i < lanes<T>; ++i) parts[i] = load(s.d_beta + (i0 + i) * lanes<T>);
+    store(d_beta + i0, sums<T>(parts));
+  }
+  for (int i = 0; i < place.tokens; ++i) a.d_beta[(place.token + i) * a.heads + place.head] = d_beta[i];
+
+  transpose(a.keys, 2 * C, s.d_in, 2 * C, s.d_rows, row);
+  transpose(a.keys, C, s.d_out, C, s.d_out_rows, row);
+  for (std::int64_t c = a.keys; c < row; ++c) {
+    for (int i = 0; i < 2 * C; ++i) s.d_rows[i * row + c] = 0;
+    for (int i = 0; i < C; ++i) s.d_out_rows[i * row + c] = 0;
+  }
+  if (a.fading == Fading::head) backward_head(a, place, chunk, s);
+  if (a.fading == Fading::channel) backward_channel(a, chunk, s);
+  for (int i = 0; i < C; ++i)
+    for (std::int64_t c = i * row; c < (i + 1) * row; c += lanes<T>)
+      store(s.d_rows + c, load(s.d_rows + c) + load(s.d_out_rows + c));
+  if (a.fading == Fading::channel)
+    backward_channel_scores(a, place, chunk, s);
+  else
+    backward_scores(a, chunk, s);
+
+  store_rows(a, place, a.k, a.k_row, T(1), chunk.norm, chunk.rows, s.d_rows, a.dk);
+  store_rows(a, place, a.q, a.q_row, a.scale, chunk.norm + C, chunk.rows + C * row, s.d_rows + C * row, a.dq);
+}
+
+// From the last segment to the first: forward through the segment from the memory that was kept, then back.
+template <class T>
+void backward_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t head, BackwardScratch<T>& s) {
+  const std::int64_t length = a.sequences.length(m);
+  const std::int64_t first = a.sequences.begin(m);
+  const std::int64_t size = a.keys * a.values;
+  const std::int64_t all = panels<T>(a.values);
+  const std::int64_t of_memory = (m * a.heads + head) * size;
+  const T* kept = a.kept + (gated_delta_first_segment(a.sequences, m) * a.heads + head) * size;
+  load_memory(a.d_final_state + of_memory, a.keys, a.values, 0, all, s.d_memory);
+  for (std::int64_t segment = (length + gated_delta_segment - 1) / gated_delta_segment; segment-- > 0;) {
+    const std::int64_t begin = segment * gated_delta_segment;
+    const std::int64_t end = length - begin < gated_delta_segment ? length : begin + gated_delta_segment;
+    const std::int64_t chunks = (end - begin + a.chunk - 1) / a.chunk;
+    const auto place = [&](std::int64_t n) {
+      const std::int64_t t = begin + n * a.chunk;
+      return Place<T>{head, first + t, end - t < a.chunk ? end - t : a.chunk, head % (a.heads / a.key_heads) == 0};
+    };
+    Chunk<T> chunk[BackwardScratch<T>::most];
+    load_memory(kept + segment * a.heads * size, a.keys, a.values, 0, all, s.memories);
+    for (std::int64_t n = 0; n < chunks; ++n) {
+      chunk[n] = s.chunk(n, a.keys);
+      const Place<T> here = place(n);
+      prepare(a, head, here.token, here.tokens, chunk[n], s.turned, s.scores);
+      const T* memory = s.memories + n * s.memory_size;
+      repeat_chunk(a, here, chunk[n], memory, s.errors + n * s.errors_size,
+                   n + 1 < chunks ? s.memories + (n + 1) * s.memory_size : nullptr, s);
+    }
+    for (std::int64_t n = chunks; n-- > 0;)
+      backward_chunk(a, place(n), chunk[n], s.memories + n * s.memory_size, s.errors + n * s.errors_size, s);
+  }
+  store_memory(s.d_memory, a.keys, a.values, 0, all, a.d_state + of_memory);
+}
+
+template <class T>
+void backward(const void* arguments, std::int64_t begin, std::int64_t end, int thread) {
+  const GatedDelta<T>& a = *static_cast<const GatedDelta<T>*>(arguments);
+  Pieces<T> pieces{a.scratch + thread * a.scratch_size};
+  BackwardScratch<T> scratch(pieces, a.keys, a.values, a.chunk);
+  const std::int64_t group = a.heads / a.key_heads;
+  for (std::int64_t task = begin; task < end; ++task) {
+    const std::int64_t m = task % a.sequences.count;
+    const std::int64_t key_head = task / a.sequences.count;
+    for (std::int64_t head = key_head * group; head < (key_head + 1) * group; ++head)
+      backward_sequence(a, m, head, scratch);
+  }
+}
+
+template <class T>
+std::int64_t backward_scratch(std::int64_t keys, std::int64_t values, std::int64_t chunk) {
+  Pieces<T> pieces{nullptr};
+  BackwardScratch<T>(pieces, keys, values, chunk);
+  return pieces.used;
+}
+
+}  // namespace
+
+const GatedDeltaKernels gated_delta = {
+    {forward<float>, forward<double>},
+    {backward<float>, backward<double>},
+    {recurrent<float>, recurrent<double>},
+    {forward_scratch<float>, forward_scratch<double>},
+    {backward_scratch<float>, backward_scratch<double>},
+    {recurrent_scratch<float>, recurrent_scratch<double>},
+};
+
+}  // namespace lavagna::LAVAGNA_ISA
