@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import BackendError
 from ..chunk_length import chunk_length
 from ..library import address, boundaries, define, kernel, rows
 
@@ -228,8 +229,18 @@ def _run_step(
     unit: bool,
     scale: float,
 ) -> Tensor:
+    if not state.is_contiguous():
+        raise BackendError("gated_delta_step_ writes on a contiguous state, got strides " + str(state.stride()))
     common, held = _common(q, k, v, beta, log_decay, len(state), None, unit, scale)
     output = v.new_empty(v.shape)
     kernel("gated_delta_forward", q.dtype)(*common, 0, address(state), address(output), address(state), 0)
     del held
     return output
+
+
+#: One token [B, 1, ...] of each row: the state is overwritten by the next one. No gradients.
+step_ = define(
+    f"gated_delta_step_(Tensor(a!) state, {_TIMED}, bool unit, float scale) -> Tensor",
+    _run_step,
+    lambda state, q, k, v, beta, log_decay, unit, scale: v.new_empty(v.shape),
+)
