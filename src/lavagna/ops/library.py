@@ -48,7 +48,8 @@ def define(
     def refuse(ctx: Any, *gradients: Any) -> Any:
         raise BackendError(f"lavagna::{name} has no derivative; impl='torch' can be differentiated more than once")
 
-    torch.library.register_autograd(f"lavagna::{name}", backward or refuse, setup_context=save, lib=_LIBRARY)
+    if "!" not in schema:  # torch takes no formula for an operator that writes on its arguments
+        torch.library.register_autograd(f"lavagna::{name}", backward or refuse, setup_context=save, lib=_LIBRARY)
     operator = getattr(torch.ops.lavagna, name).default
 
     def call(*arguments: Any) -> Any:

@@ -196,9 +196,7 @@ def _differentiate(ctx: Any, d_output: Tensor | None, d_final: Tensor | None, _:
         kept = _forward(q, k, v, beta, log_decay, state, bounds, *options, True)[2]
     d_output = torch.zeros_like(v) if d_output is None else d_output
     d_final = torch.zeros_like(state) if d_final is None else d_final
-    *of_inputs, d_log_decay, d_state = _backward(
-        d_output, d_final, kept, q, k, v, beta, log_decay, bounds, *options
-    )
+    *of_inputs, d_log_decay, d_state = _backward(d_output, d_final, kept, q, k, v, beta, log_decay, bounds, *options)
     return *of_inputs, None if log_decay is None else d_log_decay, d_state, None, None, None, None, None
 
 
