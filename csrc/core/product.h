@@ -18,6 +18,7 @@ constexpr int block_vectors = 2;
 // after the other before it is stored.
 template <class T, int rows, int vectors>
 struct Tile {
+  static constexpr int height = rows;
   Vec<T> x[rows][vectors];
 
   LAVAGNA_INLINE void take(const T* c, std::int64_t c_row) {
@@ -40,6 +41,16 @@ struct Tile {
     for (int i = 0; i < rows; ++i)
       LAVAGNA_UNROLL
       for (int j = 0; j < vectors; ++j) x[i][j] *= factor[i];
+  }
+
+  // Column j times factor[j].
+  LAVAGNA_INLINE void scale_columns(const T* factor) {
+    LAVAGNA_UNROLL
+    for (int j = 0; j < vectors; ++j) {
+      const Vec<T> part = load(factor + j * lanes<T>);
+      LAVAGNA_UNROLL
+      for (int i = 0; i < rows; ++i) x[i][j] *= part;
+    }
   }
 
   // += (or −=) A B, for A [rows, depth] with elements a[i · a_row + p · a_step].

@@ -1,0 +1,237 @@
+// What the chunk form's forward and backward share: a task's place in the tensors, a chunk's tiles, its decays.
+//
+// Tiles are matrices by rows in scratch memory. A chunk has C tokens, a multiple of 16; where the sequence ends before
+// that, the tiles go on with tokens that write nothing, read nothing and fade nothing.
+#pragma once
+
+#include "../core/decay.h"
+#include "gated_linear.h"
+
+namespace lavagna::LAVAGNA_ISA {
+namespace {
+
+// Hands out pieces of a thread's scratch memory; without any, it counts what they take.
+template <class T>
+struct Pieces {
+  T* memory;
+  std::int64_t size = 0;
+
+  T* take(std::int64_t count) {
+    T* const piece = memory == nullptr ? nullptr : memory + size;
+    size += whole_vectors(count);
+    return piece;
+  }
+};
+
+// `count` rows of `width` numbers, times a factor, as a tile of C rows; zeros where nothing is.
+template <class T>
+void gather(const T* from, std::int64_t from_row, std::int64_t count, std::int64_t width, T factor, T* to,
+            std::int64_t C, std::int64_t to_row) {
+  constexpr int wide = lanes<T>;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const T* const source = from + i * from_row;
+    T* const target = to + i * to_row;
+    std::int64_t c = 0;
+    for (; c + wide <= width; c += wide) store(target + c, load(source + c) * factor);
+    if (c < width) {
+      store(target + c, load_part(source + c, static_cast<int>(width - c)) * factor);
+      c += wide;
+    }
+    for (; c < to_row; c += wide) store(target + c, Vec<T>{});
+  }
+  for (T* c = to + count * to_row; c < to + C * to_row; c += wide) store(c, Vec<T>{});
+}
+
+// The other way.
+template <class T>
+void scatter(const T* from, std::int64_t from_row, std::int64_t count, std::int64_t width, T factor, T* to,
+             std::int64_t to_row) {
+  constexpr int wide = lanes<T>;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const T* const source = from + i * from_row;
+    T* const target = to + i * to_row;
+    std::int64_t c = 0;
+    for (; c + wide <= width; c += wide) store(target + c, load(source + c) * factor);
+    if (c < width) store_part(target + c, load(source + c) * factor, static_cast<int>(width - c));
+  }
+}
+
+// Row i times factor[i].
+template <class T>
+void scale_rows(std::int64_t rows, std::int64_t row, const T* from, const T* factor, T* to) {
+  for (std::int64_t i = 0; i < rows; ++i)
+    for (std::int64_t c = 0; c < row; c += lanes<T>) store(to + i * row + c, load(from + i * row + c) * factor[i]);
+}
+
+template <class T>
+void fill(T* to, std::int64_t count, T value) {
+  for (std::int64_t i = 0; i < count; i += lanes<T>) store(to + i, splat(value));
+}
+
+// A contiguous range of the strips of one key head in one sequence.
+template <class T>
+struct Part {
+  const GatedLinear<T>& a;
+  std::int64_t sequence, head, part;
+  std::int64_t first, last;    // strips
+  std::int64_t begin, length;  // tokens
+
+  Part(const GatedLinear<T>& a, std::int64_t task)
+      : a(a),
+        sequence(task / a.parts / a.heads),
+        head(task / a.parts % a.heads),
+        part(task % a.parts),
+        first(part * a.ratio * a.strips() / a.parts),
+        last((part + 1) * a.ratio * a.strips() / a.parts),
+        begin(a.sequences.begin(sequence)),
+        length(a.sequences.length(sequence)) {}
+
+  std::int64_t value_head(std::int64_t strip) const { return head * a.ratio + strip / a.strips(); }
+  std::int64_t column(std::int64_t strip) const { return strip % a.strips() * a.strip; }
+  std::int64_t width(std::int64_t strip) const {
+    const std::int64_t left = a.values - column(strip);
+    return left < a.strip ? left : a.strip;
+  }
+};
+
+// One chunk of a part.
+template <class T, bool before, bool channel>
+struct Chunk {
+  const Part<T>& p;
+  const GatedLinear<T>& a;
+  const std::int64_t K, Kp, Vp;
+  std::int64_t start, tokens, C;  // its first token among all, its tokens, and those of its tiles
+
+  T* q;  // [C, Kp], times scale
+  T* k;
+  T* k_turned;  // [Kp, C]
+  T* qk;        // [C, C], q kᵀ; one decay for all channels
+  T* v;         // [C, Vp], with a column of ones for the normaliser
+  T* written;   // [C, Vp], v faded to the end of the chunk, where k is not
+  T* log_decay;
+  T* between;
+  T* read;
+  T* write;
+  T* weights;     // [C, C]: what token i reads of token j
+  T* total;       // [Kp]
+  const T* reading;  // [C, Kp]: reads the state before the chunk, then times `read`
+  const T* writing;  // [C, Kp]: writes `written`
+  ChannelDecay<T, 1> absorbed;
+
+  Chunk(const Part<T>& p, Pieces<T>& pieces)
+      : p(p), a(p.a), K(a.keys), Kp(whole_vectors(a.keys)), Vp(whole_vectors(a.strip + a.normalizer)), start(0), tokens(0), C(a.chunk) {
+    q = pieces.take(C * Kp);
+    k = pieces.take(C * Kp);
+    v = pieces.take(C * Vp);
+    reading = q;
+    writing = k;
+    absorbed = {};
+    absorbed.channels = Kp;
+    if constexpr (channel) {
+      written = v;
+      log_decay = pieces.take(C * Kp);
+      read = write = between = k_turned = qk = nullptr;
+      place(pieces.take(channel_decay_size<T, 1>(C, Kp, C)));
+    } else {
+      log_decay = pieces.take(C);
+      k_turned = pieces.take(C * Kp);
+      qk = pieces.take(C * C);
+      written = pieces.take(C * Vp);
+      between = pieces.take(C * C);
+      weights = pieces.take(C * C);
+      read = pieces.take(C);
+      write = pieces.take(C);
+      total = pieces.take(Kp);
+    }
+  }
+
+  void place(T* memory) {
+    if (memory == nullptr) return;
+    absorbed.tokens = absorbed.row = C;
+    absorbed.log_decay = log_decay;
+    absorbed.rows[0] = q;
+    absorbed.column = k;
+    lavagna::LAVAGNA_ISA::place(absorbed, memory);
+    reading = absorbed.reading[0];
+    writing = absorbed.writing;
+    weights = absorbed.scores[0];
+    total = absorbed.total;
+  }
+
+  // Go to the chunk that begins at token `first` of the sequence.
+  void move(std::int64_t first) {
+    start = p.begin + first;
+    tokens = p.length - first < a.chunk ? p.length - first : a.chunk;
+    C = whole_vectors(tokens);
+    if constexpr (channel) place(absorbed.decay);
+    gather(a.q + start * a.q_row + p.head * K, a.q_row, tokens, K, a.scale, q, C, Kp);
+    gather(a.k + start * a.k_row + p.head * K, a.k_row, tokens, K, T(1), k, C, Kp);
+  }
+
+  // q kᵀ, on and below the diagonal.
+  void pairs() {
+    if constexpr (channel) return;
+    transpose(C, Kp, k, Kp, k_turned, C);
+    tiles<T>(C, C, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
+      if (j >= i + tile.height) return;
+      tile.add(K, q + i * Kp, Kp, 1, k_turned + j, C);
+      tile.put(qk + i * C + j, C);
+    });
+  }
+
+  void gather_log_decay(std::int64_t head) {
+    if constexpr (channel) {
+      gather(a.log_decay + start * a.log_decay_row + head * K, a.log_decay_row, tokens, K, T(1), log_decay, C, Kp);
+    } else {
+      for (std::int64_t i = 0; i < C; ++i)
+        log_decay[i] = i >= tokens || a.gate == Gate::none ? T(0)
+                       : a.gate == Gate::constant         ? a.log_decay[head]
+                                                          : a.log_decay[(start + i) * a.log_decay_row + head];
+    }
+  }
+
+  // The decays of a value head, and what its tokens read of each other.
+  void decays(std::int64_t head) {
+    gather_log_decay(head);
+    if constexpr (channel) {
+      absorb<T, before>(absorbed);
+    } else {
+      fill(total, Kp, segments<T, before>(C, log_decay, between, C, read, write));
+      for (std::int64_t i = 0; i < C; ++i) {
+        std::int64_t j = 0;
+        for (; j <= i; j += lanes<T>) store(weights + i * C + j, load(qk + i * C + j) * load(between + i * C + j));
+        for (; j < C; j += lanes<T>) store(weights + i * C + j, Vec<T>{});
+      }
+    }
+    if constexpr (before) {
+      const T* const bonus = a.bonus + head * K;
+      for (std::int64_t i = 0; i < tokens; ++i) {
+        T own = 0;
+        for (std::int64_t c = 0; c < K; ++c) own += q[i * Kp + c] * k[i * Kp + c] * bonus[c];
+        weights[i * C + i] = own;
+      }
+    }
+  }
+
+  // Of decays what the state behind the chunk needs.
+  void writes(std::int64_t head) {
+    gather_log_decay(head);
+    if constexpr (channel)
+      absorb_writing(absorbed);
+    else
+      fill(total, Kp, segment_writes(C, log_decay, C, write));
+  }
+
+  // The values of a strip; decays or writes came before.
+  void values(std::int64_t strip) {
+    const std::int64_t width = p.width(strip);
+    const T* const from = a.v + start * a.v_row + p.value_head(strip) * a.values + p.column(strip);
+    gather(from, a.v_row, tokens, width, T(1), v, C, Vp);
+    if (a.normalizer)
+      for (std::int64_t i = 0; i < tokens; ++i) v[i * Vp + width] = 1;
+    if constexpr (!channel) scale_rows(C, Vp, v, write, written);
+  }
+};
+
+}  // namespace
+}  // namespace lavagna::LAVAGNA_ISA
