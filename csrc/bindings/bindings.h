@@ -13,6 +13,7 @@ namespace nb = nanobind;
 void bind_limits(nb::module_& module);
 void bind_rms_norm(nb::module_& module);
 void bind_gated_delta(nb::module_& module);
+void bind_gated_linear(nb::module_& module);
 void bind_short_conv(nb::module_& module);
 
 namespace lavagna {

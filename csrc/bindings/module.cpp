@@ -34,5 +34,6 @@ NB_MODULE(_native, module) {
   bind_limits(module);
   bind_rms_norm(module);
   bind_gated_delta(module);
+  bind_gated_linear(module);
   bind_short_conv(module);
 }

@@ -10,24 +10,25 @@ namespace {
 
 enum class Pass { forward, backward };
 
-template <class T, Pass pass, bool before, bool channel>
+template <class T, Pass pass, bool channel>
 void parts(const GatedLinear<T>& a, std::int64_t begin, std::int64_t end, T* memory) {
   for (std::int64_t task = begin; task < end; ++task) {
     const Part<T> part(a, task);
     if constexpr (pass == Pass::forward)
-      forward_part<T, before, channel>(part, memory);
+      forward_part<T, channel>(part, memory);
     else
-      backward_part<T, before, channel>(part, memory);
+      backward_part<T, channel>(part, memory);
   }
 }
 
 template <class T, Pass pass>
 void chunks(const void* arguments, std::int64_t begin, std::int64_t end, int thread) {
   const GatedLinear<T>& a = *static_cast<const GatedLinear<T>*>(arguments);
-  constexpr void (*by_kind[2][2])(const GatedLinear<T>&, std::int64_t, std::int64_t, T*) = {
-      {parts<T, pass, false, false>, parts<T, pass, false, true>},
-      {parts<T, pass, true, false>, parts<T, pass, true, true>}};
-  by_kind[a.bonus != nullptr][a.gate == Gate::channel](a, begin, end, a.scratch + thread * a.scratch_size);
+  T* const memory = a.scratch + thread * a.scratch_size;
+  if (a.gate == Gate::channel)
+    parts<T, pass, true>(a, begin, end, memory);
+  else
+    parts<T, pass, false>(a, begin, end, memory);
 }
 
 template <class T>
@@ -51,8 +52,8 @@ template <class T>
 std::int64_t scratch(const void* arguments, bool backward) {
   const GatedLinear<T>& a = *static_cast<const GatedLinear<T>*>(arguments);
   if (a.gate == Gate::channel)
-    return backward ? size_of<T, Backward<T, false, true>>(a) : size_of<T, Forward<T, false, true>>(a);
-  return backward ? size_of<T, Backward<T, false, false>>(a) : size_of<T, Forward<T, false, false>>(a);
+    return backward ? size_of<T, Backward<T, true>>(a) : size_of<T, Forward<T, true>>(a);
+  return backward ? size_of<T, Backward<T, false>>(a) : size_of<T, Forward<T, false>>(a);
 }
 
 }  // namespace

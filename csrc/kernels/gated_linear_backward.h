@@ -14,10 +14,10 @@
 namespace lavagna::LAVAGNA_ISA {
 namespace {
 
-template <class T, bool before, bool channel>
+template <class T, bool channel>
 struct Backward {
   Pieces<T> pieces;
-  Chunk<T, before, channel> chunk;
+  Chunk<T, channel> chunk;
   T *d_o, *d_o_read;    // [C, Vp], the second times `read`
   T* v_turned;          // [Vp, C]
   T *d_weights, *d_qk;  // [C, C]
@@ -88,8 +88,8 @@ void add_to(std::int64_t count, const T* from, T* to) {
 }
 
 // The gradients of a chunk that come through one value head; its state before the chunk is given turned around.
-template <class T, bool before, bool channel>
-void backward_head(const Backward<T, before, channel>& f, Chunk<T, before, channel>& x, std::int64_t local,
+template <class T, bool channel>
+void backward_head(const Backward<T, channel>& f, Chunk<T, channel>& x, std::int64_t local,
                    std::int64_t head, const T* S_turned) {
   constexpr int wide = lanes<T>;
   const GatedLinear<T>& a = x.a;
@@ -137,7 +137,8 @@ void backward_head(const Backward<T, before, channel>& f, Chunk<T, before, chann
     tile.put(dS + c * Vp + j, Vp);
   });
 
-  if constexpr (before) {
+  const bool before = a.bonus != nullptr;
+  if (before) {
     const T* const bonus = a.bonus + head * K;
     T* const d_bonus = f.d_bonus + local * Kp;
     for (std::int64_t i = 0; i < x.tokens; ++i) {
@@ -152,13 +153,9 @@ void backward_head(const Backward<T, before, channel>& f, Chunk<T, before, chann
   }
 
   if constexpr (channel) {
-    absorb_backward<T, before>(x.absorbed, {{f.d_weights},
-                                            {f.d_reading},
-                                            f.d_writing,
-                                            f.d_log_total,
-                                            {f.d_rows},
-                                            f.d_column,
-                                            f.d_log_decay});
+    const ChannelDecayGradients<T, 1> gradients{{f.d_weights},  {f.d_reading}, f.d_writing,  f.d_log_total,
+                                                {f.d_rows}, f.d_column,    f.d_log_decay};
+    before ? absorb_backward<T, true>(x.absorbed, gradients) : absorb_backward<T, false>(x.absorbed, gradients);
     add_to(C * Kp, f.d_rows, f.dq);
     add_to(C * Kp, f.d_column, f.dk);
     scatter(f.d_log_decay, Kp, x.tokens, K, T(1), a.d_log_decay + (x.start * HV + head) * K, HV * K);
@@ -175,7 +172,9 @@ void backward_head(const Backward<T, before, channel>& f, Chunk<T, before, chann
     Vec<T> total{};
     for (std::int64_t c = 0; c < Kp; c += wide) total += load(f.d_log_total + c);
     fill(f.d_log_decay, C, T(0));
-    segments_backward<T, before>(C, f.d_weights, C, f.reads, f.writes, sum<T>(total), f.d_log_decay);
+    const T d_total = sum<T>(total);
+    before ? segments_backward<T, true>(C, f.d_weights, C, f.reads, f.writes, d_total, f.d_log_decay)
+           : segments_backward<T, false>(C, f.d_weights, C, f.reads, f.writes, d_total, f.d_log_decay);
     if (a.gate == Gate::constant) {
       T& d = a.d_log_decay[x.p.sequence * HV + head];
       for (std::int64_t i = 0; i < x.tokens; ++i) d += f.d_log_decay[i];
@@ -186,8 +185,8 @@ void backward_head(const Backward<T, before, channel>& f, Chunk<T, before, chann
 }
 
 // What the state before a chunk becomes behind it, both turned around.
-template <class T, bool before, bool channel>
-void advance(Chunk<T, before, channel>& x, std::int64_t local, std::int64_t head, const T* from, T* to) {
+template <class T, bool channel>
+void advance(Chunk<T, channel>& x, std::int64_t local, std::int64_t head, const T* from, T* to) {
   const std::int64_t Kp = x.Kp, Vp = x.Vp;
   x.writes(head);
   x.values(x.p.first + local);
@@ -199,10 +198,10 @@ void advance(Chunk<T, before, channel>& x, std::int64_t local, std::int64_t head
   });
 }
 
-template <class T, bool before, bool channel>
+template <class T, bool channel>
 void backward_part(const Part<T>& p, T* memory) {
-  const Backward<T, before, channel> f(p, memory);
-  Chunk<T, before, channel> x = f.chunk;
+  const Backward<T, channel> f(p, memory);
+  Chunk<T, channel> x = f.chunk;
   const GatedLinear<T>& a = p.a;
   const std::int64_t K = x.K, Kp = x.Kp, Vp = x.Vp, V = a.values, HV = a.value_heads(), heads = p.last - p.first;
   const std::int64_t state = (V + a.normalizer) * Kp;  // numbers of a kept state
@@ -268,7 +267,7 @@ void backward_part(const Part<T>& p, T* memory) {
     scatter(dS, Vp, K, V, T(1), a.d_S + at(r) * K * V, V);
     if (a.normalizer)
       for (std::int64_t c = 0; c < K; ++c) a.d_z[at(r) * K + c] = dS[c * Vp + V];
-    if (before) scatter(f.d_bonus + r * Kp, Kp, 1, K, T(1), a.d_bonus + at(r) * K, K);
+    if (a.bonus != nullptr) scatter(f.d_bonus + r * Kp, Kp, 1, K, T(1), a.d_bonus + at(r) * K, K);
   }
 }
 

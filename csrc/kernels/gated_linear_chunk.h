@@ -95,7 +95,7 @@ struct Part {
 };
 
 // One chunk of a part.
-template <class T, bool before, bool channel>
+template <class T, bool channel>
 struct Chunk {
   const Part<T>& p;
   const GatedLinear<T>& a;
@@ -193,17 +193,19 @@ struct Chunk {
   // The decays of a value head, and what its tokens read of each other.
   void decays(std::int64_t head) {
     gather_log_decay(head);
+    const bool before = a.bonus != nullptr;  // a token reads before it fades and writes
     if constexpr (channel) {
-      absorb<T, before>(absorbed);
+      before ? absorb<T, true>(absorbed) : absorb<T, false>(absorbed);
     } else {
-      fill(total, Kp, segments<T, before>(C, log_decay, between, C, read, write));
+      fill(total, Kp, before ? segments<T, true>(C, log_decay, between, C, read, write)
+                             : segments<T, false>(C, log_decay, between, C, read, write));
       for (std::int64_t i = 0; i < C; ++i) {
         std::int64_t j = 0;
         for (; j <= i; j += lanes<T>) store(weights + i * C + j, load(qk + i * C + j) * load(between + i * C + j));
         for (; j < C; j += lanes<T>) store(weights + i * C + j, Vec<T>{});
       }
     }
-    if constexpr (before) {
+    if (before) {
       const T* const bonus = a.bonus + head * K;
       for (std::int64_t i = 0; i < tokens; ++i) {
         T own = 0;

@@ -7,10 +7,10 @@ namespace lavagna::LAVAGNA_ISA {
 namespace {
 
 // Scratch of a part's forward pass; S [K, Vp] of each strip.
-template <class T, bool before, bool channel>
+template <class T, bool channel>
 struct Forward {
   Pieces<T> pieces;
-  Chunk<T, before, channel> chunk;
+  Chunk<T, channel> chunk;
   T* out;  // [C, Vp]
   T* S;
   std::int64_t state_size;
@@ -23,10 +23,10 @@ struct Forward {
   }
 };
 
-template <class T, bool before, bool channel>
+template <class T, bool channel>
 void forward_part(const Part<T>& p, T* memory) {
-  Forward<T, before, channel> f(p, memory);
-  Chunk<T, before, channel>& x = f.chunk;
+  Forward<T, channel> f(p, memory);
+  Chunk<T, channel>& x = f.chunk;
   const GatedLinear<T>& a = p.a;
   const std::int64_t K = x.K, Kp = x.Kp, Vp = x.Vp, extra = a.normalizer ? 1 : 0;
 

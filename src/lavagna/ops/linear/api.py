@@ -17,9 +17,9 @@ __all__ = ["TABLE", "LinearState", "gated_linear"]
 TABLE = Table(
     "gated_linear",
     (
-        Row("cpu", "recurrent", "lavagna.ops.linear.cpu:recurrent", packs=True, widens=False),
+        Row("cpu", "recurrent", "lavagna.ops.linear.cpu:recurrent", packs=True),
         Row("torch", "recurrent", "lavagna.ops.linear.recurrent:gated_linear"),
-        Row("cpu", "chunk", "lavagna.ops.linear.cpu:chunk", packs=True, widens=False),
+        Row("cpu", "chunk", "lavagna.ops.linear.cpu:chunk", packs=True),
         Row("torch", "chunk", "lavagna.ops.linear.chunk:gated_linear"),
         Row("torch", "parallel", "lavagna.ops.linear.parallel:gated_linear", too_many_pairs),
         Row("reference", "recurrent", "lavagna.ops.linear.reference:gated_linear"),

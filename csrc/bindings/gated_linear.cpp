@@ -1,0 +1,119 @@
+#include "../kernels/gated_linear.h"
+
+#include "bindings.h"
+
+namespace lavagna {
+namespace {
+
+// What forward and backward both get first.
+template <class T>
+GatedLinear<T> given(Address bounds, std::int64_t count, std::int64_t each, std::int64_t tokens, std::int64_t heads,
+                     std::int64_t ratio, std::int64_t keys, std::int64_t values, int gate, bool normalizer,
+                     double scale, double epsilon, Address q, std::int64_t q_row, Address k, std::int64_t k_row,
+                     Address v, std::int64_t v_row, Address log_decay, std::int64_t log_decay_row, Address bonus) {
+  GatedLinear<T> a{};
+  a.sequences = {at<const std::int64_t>(bounds), count, each};
+  a.tokens = tokens;
+  a.heads = heads;
+  a.ratio = ratio;
+  a.keys = keys;
+  a.values = values;
+  a.gate = static_cast<Gate>(gate);
+  a.normalizer = normalizer;
+  a.scale = static_cast<T>(scale);
+  a.epsilon = static_cast<T>(epsilon);
+  a.q = at<const T>(q);
+  a.q_row = q_row;
+  a.k = at<const T>(k);
+  a.k_row = k_row;
+  a.v = at<const T>(v);
+  a.v_row = v_row;
+  a.log_decay = at<const T>(log_decay);
+  a.log_decay_row = log_decay_row;
+  a.bonus = at<const T>(bonus);
+  return a;
+}
+
+template <class T>
+void run(int threads, std::int64_t tasks, Body body, std::int64_t scratch_size, GatedLinear<T>& a) {
+  Scratch scratch(team(threads, tasks) * scratch_size * static_cast<std::int64_t>(sizeof(T)));
+  a.scratch = scratch.as<T>();
+  a.scratch_size = scratch_size;
+  parallel(threads, tasks, body, &a);
+}
+
+template <class T>
+void run_chunks(int threads, const Body* body, bool backward, GatedLinear<T>& a) {
+  const std::int64_t tasks = a.sequences.count * a.heads * a.parts;
+  constexpr int type = sizeof(T) == 8;
+  if (tasks > 0) run(threads, tasks, body[type], gated_linear().scratch[type](&a, backward), a);
+}
+
+// chunk 0: the recurrent form.
+template <class T>
+void forward(int threads, Address bounds, std::int64_t count, std::int64_t each, std::int64_t tokens,
+             std::int64_t heads, std::int64_t ratio, std::int64_t keys, std::int64_t values, int gate, bool
+             normalizer, double scale, double epsilon, Address q, std::int64_t q_row, Address k, std::int64_t k_row,
+             Address v, std::int64_t v_row, Address log_decay, std::int64_t log_decay_row, Address bonus,
+             std::int64_t chunk, std::int64_t keep, std::int64_t parts, std::int64_t strip, Address S, Address z,
+             Address o, Address final_S, Address final_z, Address weight, Address kept) {
+  GatedLinear<T> a = given<T>(bounds, count, each, tokens, heads, ratio, keys, values, gate, normalizer, scale,
+                              epsilon, q, q_row, k, k_row, v, v_row, log_decay, log_decay_row, bonus);
+  a.chunk = chunk;
+  a.keep = keep;
+  a.parts = parts;
+  a.strip = strip;
+  a.S = at<const T>(S);
+  a.z = at<const T>(z);
+  a.o = at<T>(o);
+  a.final_S = at<T>(final_S);
+  a.final_z = at<T>(final_z);
+  a.weight = at<T>(weight);
+  a.kept = at<T>(kept);
+  if (chunk > 0)
+    run_chunks(threads, gated_linear().forward, false, a);
+  else
+    run(threads, count * a.value_heads(), gated_linear().recurrent[sizeof(T) == 8], 2 * whole_vectors(keys), a);
+}
+
+template <class T>
+void backward(int threads, Address bounds, std::int64_t count, std::int64_t each, std::int64_t tokens,
+              std::int64_t heads, std::int64_t ratio, std::int64_t keys, std::int64_t values, int gate, bool
+              normalizer, double scale, double epsilon, Address q, std::int64_t q_row, Address k, std::int64_t k_row,
+              Address v, std::int64_t v_row, Address log_decay, std::int64_t log_decay_row, Address bonus,
+              std::int64_t chunk, std::int64_t keep, std::int64_t parts, Address o, Address weight, Address kept,
+              Address d_o, std::int64_t d_o_row, Address d_final_S, Address d_final_z, Address dq, Address dk,
+              Address dv, Address d_log_decay, Address d_bonus, Address d_S, Address d_z) {
+  GatedLinear<T> a = given<T>(bounds, count, each, tokens, heads, ratio, keys, values, gate, normalizer, scale,
+                              epsilon, q, q_row, k, k_row, v, v_row, log_decay, log_decay_row, bonus);
+  a.chunk = chunk;
+  a.keep = keep;
+  a.parts = parts;
+  a.strip = values;
+  a.o = at<T>(o);
+  a.weight = at<T>(weight);
+  a.kept = at<T>(kept);
+  a.d_o = at<const T>(d_o);
+  a.d_o_row = d_o_row;
+  a.d_final_S = at<const T>(d_final_S);
+  a.d_final_z = at<const T>(d_final_z);
+  a.dq = at<T>(dq);
+  a.dk = at<T>(dk);
+  a.dv = at<T>(dv);
+  a.d_log_decay = at<T>(d_log_decay);
+  a.d_bonus = at<T>(d_bonus);
+  a.d_S = at<T>(d_S);
+  a.d_z = at<T>(d_z);
+  run_chunks(threads, gated_linear().backward, true, a);
+}
+
+}  // namespace
+}  // namespace lavagna
+
+void bind_gated_linear(nb::module_& module) {
+  using namespace lavagna;
+  module.def("gated_linear_forward_float32", &forward<float>, Unlocked());
+  module.def("gated_linear_forward_float64", &forward<double>, Unlocked());
+  module.def("gated_linear_backward_float32", &backward<float>, Unlocked());
+  module.def("gated_linear_backward_float64", &backward<double>, Unlocked());
+}

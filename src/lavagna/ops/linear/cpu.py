@@ -1,0 +1,318 @@
+"""gated_linear on the native kernels: chunks or token by token, one backward for both, and the step in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..library import address, alike, boundaries, define, kernel, rows
+from .normalizer import EPSILON, LinearState
+
+__all__ = ["chunk", "recurrent", "step_"]
+
+#: tokens of a chunk, if nobody says otherwise: with one decay for all channels, and with one for each
+CHUNK, CHUNK_BY_CHANNEL = 64, 32
+#: bounds of what somebody says; chunks have a multiple of the shortest
+SHORTEST, LONGEST = 16, 128
+#: tokens between two states that are kept for the backward pass, at least
+KEEP = 64
+#: columns of a value that are worth a thread's attention
+STRIP = 32
+
+
+def chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    *,
+    normalizer: bool,
+    scale: float,
+    chunk_size: int | None,
+    state: Any,
+    bounds: list[int] | None,
+) -> tuple[Tensor, Any]:
+    """q, k [B, T, H, K], v [B, T, HV, V], state [B, HV, K, V] or (S, z) -> o [B, T, HV, V], state."""
+    if chunk_size is None:
+        size = CHUNK_BY_CHANNEL if log_decay is not None and log_decay.ndim == 4 else CHUNK
+    else:
+        size = min(max(chunk_size + -chunk_size % SHORTEST, SHORTEST), LONGEST)
+    return _call(q, k, v, log_decay, bonus, state, normalizer, bounds, scale, size)
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    *,
+    normalizer: bool,
+    scale: float,
+    chunk_size: int | None,
+    state: Any,
+    bounds: list[int] | None,
+) -> tuple[Tensor, Any]:
+    """q, k [B, T, H, K], v [B, T, HV, V], state [B, HV, K, V] or (S, z) -> o [B, T, HV, V], state."""
+    return _call(q, k, v, log_decay, bonus, state, normalizer, bounds, scale, 0)
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    state: Any,
+    normalizer: bool,
+    bounds: list[int] | None,
+    scale: float,
+    size: int,
+) -> tuple[Tensor, Any]:
+    S, z = state if normalizer else (state, None)
+    tensors = (q, k, v, log_decay, bonus, S, z)
+    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    o, S, z, *_ = _forward(*tensors, boundaries(bounds), scale, size, keep)
+    return o, LinearState(S, z) if normalizer else S
+
+
+def _contiguous(x: Any) -> Any:
+    return None if x is None else x.contiguous()
+
+
+def _given(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    sequences: int,
+    normalizer: bool,
+    bounds: Tensor | None,
+    scale: float,
+) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
+    """What the kernels get first, and the tensors whose addresses are in it, which must live as long."""
+    B, T, H, K = q.shape
+    HV, V = v.shape[2:]
+    (q, q_row), (k, k_row), (v, v_row), bonus = rows(q), rows(k), rows(v), _contiguous(bonus)
+    gate, decay_row = 0, 0
+    if log_decay is not None:
+        gate = (1, 3, 4).index(log_decay.ndim) + 1
+        log_decay, decay_row = (log_decay.contiguous(), 0) if gate == 1 else rows(log_decay)
+    given = (
+        *(torch.get_num_threads(), address(bounds), sequences, T, B * T, H, HV // H if H else 1, K, V),
+        *(gate, normalizer, scale, EPSILON, address(q), q_row, address(k), k_row, address(v), v_row),
+        *(address(log_decay), decay_row, address(bonus)),
+    )
+    return given, (q, k, v, log_decay, bonus, bounds)
+
+
+def _share(tasks: int, pieces: int) -> int:
+    """In how many parts each of so many tasks is cut, which has at most so many pieces.
+
+    No more than the threads need: each part does again what its pieces could share.
+    """
+    threads = torch.get_num_threads()
+
+    def idle(parts: int) -> float:
+        rounds = -(-tasks * parts // threads)
+        return rounds * threads / max(tasks * parts, 1)
+
+    return min(range(1, min(pieces, threads) + 1), key=lambda parts: (idle(parts) > 1.1, round(idle(parts), 3), parts))
+
+
+def _keep(size: int) -> int:
+    """Tokens between kept states: those of whole chunks."""
+    return max(size, KEEP - KEEP % size) if size else KEEP
+
+
+def _run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    S: Tensor,
+    z: Tensor | None,
+    bounds: Tensor | None,
+    scale: float,
+    size: int,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    S, z = S.contiguous(), _contiguous(z)
+    given, held = _given(q, k, v, log_decay, bonus, S.shape[0], z is not None, bounds, scale)
+    results = _shapes(q, k, v, log_decay, bonus, S, z, bounds, scale, size, keep)
+    heads, ratio, V = q.shape[2], v.shape[2] // q.shape[2], v.shape[3]
+    strip = V
+    if size and z is None and S.shape[0] * v.shape[2] < torch.get_num_threads() and V > STRIP:
+        strip = STRIP
+    parts = _share(S.shape[0] * heads, ratio * -(-V // strip)) if size else 1
+    o, final_S, final_z, weight, kept = map(address, results)
+    kernel("gated_linear_forward", q.dtype)(
+        *(*given, size, _keep(size), parts, strip, address(S), address(z), o, final_S, final_z, weight),
+        kept if keep else 0,
+    )
+    del held
+    return results
+
+
+def _shapes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    S: Tensor,
+    z: Tensor | None,
+    bounds: Tensor | None,
+    scale: float,
+    size: int,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    final_z = S.new_empty(0) if z is None else alike(z)
+    weight = S.new_empty(0) if z is None else S.new_empty(v.shape[:3])
+    slots = v.shape[0] * v.shape[1] // _keep(size) + S.shape[0] if keep else 0
+    K, V = S.shape[2:]
+    kept = S.new_empty(slots, S.shape[1], V + (z is not None), K + -K % 16)
+    return alike(v), alike(S), final_z, weight, kept
+
+
+def _run_backward(
+    d_o: Tensor,
+    d_S: Tensor | None,
+    d_z: Tensor | None,
+    o: Tensor,
+    weight: Tensor,
+    kept: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    sequences: int,
+    normalizer: bool,
+    bounds: Tensor | None,
+    scale: float,
+    size: int,
+) -> tuple[Tensor, ...]:
+    given, held = _given(q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale)
+    (d_rows, d_row), d_S, d_z = rows(d_o), _contiguous(d_S), _contiguous(d_z)
+    parts = _share(sequences * q.shape[2], v.shape[2] // q.shape[2])
+    dq, dk = (x.new_empty(parts, *x.shape) for x in (q, k))
+    _, _, *others = found = _shapes_of_backward(
+        d_o, d_S, d_z, o, weight, kept, q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale, size
+    )
+    dv, d_log_decay, d_bonus, *d_states = others
+    sums = [x.new_empty(sequences, *x.shape) for x in (d_log_decay, d_bonus)]
+    constant = log_decay is not None and log_decay.ndim == 1
+    kernel("gated_linear_backward", q.dtype)(
+        *(*given, size or _keep(0), _keep(size), parts, address(o), address(weight), address(kept)),
+        *(address(d_rows), d_row, address(d_S), address(d_z), address(dq), address(dk), address(dv)),
+        *(address(sums[0] if constant else d_log_decay), address(sums[1]), *map(address, d_states)),
+    )
+    del held, found
+    # Sums in a fixed order, so that the same number of threads gives the same bits.
+    dq, dk = (x[0] if parts == 1 else x.sum(0) for x in (dq, dk))
+    return dq, dk, dv, sums[0].sum(0) if constant else d_log_decay, sums[1].sum(0) if bonus is not None else d_bonus, *d_states
+
+
+def _shapes_of_backward(
+    d_o: Tensor,
+    d_S: Tensor | None,
+    d_z: Tensor | None,
+    o: Tensor,
+    weight: Tensor,
+    kept: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    sequences: int,
+    normalizer: bool,
+    bounds: Tensor | None,
+    scale: float,
+    size: int,
+) -> tuple[Tensor, ...]:
+    state = (sequences, v.shape[2], q.shape[3])
+    return (
+        *(x.new_empty(0) if x is None else alike(x) for x in (q, k, v)),
+        q.new_empty(0 if log_decay is None else log_decay.shape),
+        q.new_empty(0 if bonus is None else bonus.shape),
+        q.new_empty(*state, v.shape[3]),
+        q.new_empty(state if normalizer else 0),
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.scale, ctx.size, _ = inputs
+    o, _, _, weight, kept = output
+    ctx.mark_non_differentiable(weight, kept)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, o, weight, kept)
+
+
+def _differentiate(
+    ctx: Any, d_o: Tensor | None, d_S: Tensor | None, d_z: Tensor | None, *_: None
+) -> tuple[Tensor | None, ...]:
+    q, k, v, log_decay, bonus, S, z, bounds, o, weight, kept = ctx.saved_tensors
+    normalizer = z is not None
+    if d_o is None:
+        d_o = torch.zeros_like(o)
+    dq, dk, dv, d_log_decay, d_bonus, d_S, d_z = _backward(
+        *(d_o, d_S, d_z, o, weight, kept, q, k, v, log_decay, bonus),
+        *(S.shape[0], normalizer, bounds, ctx.scale, ctx.size),
+    )
+    return (
+        *(dq, dk, dv, None if log_decay is None else d_log_decay, None if bonus is None else d_bonus),
+        *(d_S, d_z if normalizer else None, None, None, None, None),
+    )
+
+
+_TIMED = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? bonus"
+_forward = define(
+    f"gated_linear({_TIMED}, Tensor S, Tensor? z, Tensor? bounds, float scale, int size, bool keep)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _run,
+    _shapes,
+    backward=_differentiate,
+    save=_save,
+)
+_backward = define(
+    "gated_linear_backward(Tensor d_o, Tensor? d_S, Tensor? d_z, Tensor o, Tensor weight, Tensor kept,"
+    f" {_TIMED}, int sequences, bool normalizer, Tensor? bounds, float scale, int size)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _run_backward,
+    _shapes_of_backward,
+)
+
+
+def _run_step(
+    S: Tensor,
+    z: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    scale: float,
+) -> Tensor:
+    given, held = _given(q, k, v, log_decay, bonus, S.shape[0], z is not None, None, scale)
+    o = alike(v)
+    weight = None if z is None else v.new_empty(v.shape[:3])
+    state = (address(S), address(z))
+    kernel("gated_linear_forward", q.dtype)(*given, 0, KEEP, 1, 1, *state, address(o), *state, address(weight), 0)
+    del held
+    return o
+
+
+#: One token, whose state [B, HV, K, V] (and z [B, HV, K], with the normaliser) changes in place; both contiguous.
+step_ = define(
+    "gated_linear_step_(Tensor(a!) S, Tensor(b!)? z, Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? bonus,"
+    " float scale) -> Tensor",
+    _run_step,
+    lambda S, z, q, k, v, log_decay, bonus, scale: alike(v),
+)
