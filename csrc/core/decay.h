@@ -18,6 +18,16 @@ namespace {
 // Tokens of the longest chunk.
 constexpr std::int64_t longest_chunk = 128;
 
+template <class T>
+void decays(std::int64_t count, const T* log_decay, T* decay) {
+  std::int64_t i = 0;
+  for (; i + lanes<T> <= count; i += lanes<T>) store(decay + i, exp_of_decay(load(log_decay + i)));
+  if (i < count) {
+    const int rest = static_cast<int>(count - i);
+    store_part(decay + i, exp_of_decay(load_part(log_decay + i, rest)), rest);
+  }
+}
+
 // Decays of a chunk of `tokens` (at most longest_chunk) tokens with log decays g:
 //
 //     between_ij = exp(g_{j+1} + … + g_i) for j ≤ i, else 0      read_i = exp(g_0 + … + g_i)
@@ -27,47 +37,40 @@ constexpr std::int64_t longest_chunk = 128;
 template <class T, bool before>
 T segments(std::int64_t tokens, const T* log_decay, T* between, std::int64_t row, T* read, T* write) {
   constexpr int wide = lanes<T>;
-  Vec<T> sums[longest_chunk / wide];  // of column j: the terms j + 1 … i, above the diagonal one that gives 0
-  for (std::int64_t j = 0; j < row; j += wide) {
-    sums[j / wide] = splat(T(-1e30));
-    store(read + j, Vec<T>{});
-  }
-  T since = 0;
+  T decay[longest_chunk];
+  decays(tokens, log_decay, decay);
+  Vec<T> left[longest_chunk / wide] = {};  // of column j: decays of the tokens j + 1 … i; 0 above the diagonal
+  for (std::int64_t j = 0; j < row; j += wide) store(read + j, Vec<T>{});
+  T since = 1;
   for (std::int64_t i = 0; i < tokens; ++i) {
     const std::int64_t last = i / wide;
     const auto put = [&] {
+      read[i] = since;
       for (std::int64_t v = 0; v < row / wide; ++v)
-        store(between + i * row + v * wide, v <= last ? exp<T>(sums[v]) : Vec<T>{});
+        store(between + i * row + v * wide, v <= last ? left[v] : Vec<T>{});
     };
-    if (before) {
-      put();
-      read[i] = since;
-    }
-    since += log_decay[i];
-    for (std::int64_t v = 0; v <= last; ++v) sums[v] += log_decay[i];
-    sums[last] = lane_numbers<T>() == static_cast<typename Number<T>::Int>(i - last * wide) ? Vec<T>{} : sums[last];
-    if (!before) {
-      put();
-      read[i] = since;
-    }
+    if (before) put();
+    since *= decay[i];
+    for (std::int64_t v = 0; v <= last; ++v) left[v] *= decay[i];
+    left[last] =
+        lane_numbers<T>() == static_cast<typename Number<T>::Int>(i - last * wide) ? splat(T(1)) : left[last];
+    if (!before) put();
   }
-  for (std::int64_t j = 0; j < row; j += wide) {
-    store(read + j, exp<T>(load(read + j)));
-    store(write + j, exp<T>(sums[j / wide]));
-  }
-  return exp<T>(splat(since))[0];
+  for (std::int64_t j = 0; j < row; j += wide) store(write + j, left[j / wide]);
+  return since;
 }
 
 // write and the total of `segments` alone.
 template <class T>
 T segment_writes(std::int64_t tokens, const T* log_decay, std::int64_t row, T* write) {
-  T until = 0;
+  T decay[longest_chunk];
+  decays(tokens, log_decay, decay);
+  T until = 1;
   for (std::int64_t j = row - 1; j >= 0; --j) {
-    write[j] = until;
-    if (j < tokens) until += log_decay[j];
+    write[j] = j < tokens ? until : T(0);
+    if (j < tokens) until *= decay[j];
   }
-  for (std::int64_t j = 0; j < row; j += lanes<T>) store(write + j, exp<T>(load(write + j)));
-  return exp<T>(splat(until))[0];
+  return until;
 }
 
 // d_log_decay += its gradient through `segments`, from d(between) ∘ between [C, row], zeros above the diagonal,
@@ -210,7 +213,7 @@ void absorb_writing(const ChannelDecay<T, sets>& x) {
     Vec<T> until = splat(T(1));
     for (std::int64_t i = (x.tokens - 1) * x.channels + c; i >= 0; i -= x.channels) {
       store(x.writing + i, load(x.column + i) * until);
-      until *= exp<T>(load(x.log_decay + i));
+      until *= exp_of_decay(load(x.log_decay + i));
     }
     store(x.total + c, until);
   }
@@ -220,7 +223,7 @@ template <class T, bool before, int sets>
 void absorb(const ChannelDecay<T, sets>& x) {
   constexpr int wide = lanes<T>;
   const std::int64_t K = x.channels, block = sub_block * K;
-  for (std::int64_t i = 0; i < x.tokens * K; i += wide) store(x.decay + i, exp<T>(load(x.log_decay + i)));
+  decays(x.tokens * K, x.log_decay, x.decay);
   for (std::int64_t c = 0; c < K; c += wide) store(x.total + c, splat(T(1)));
 
   for (std::int64_t b = 0; b < x.tokens / sub_block; ++b) {

@@ -2,7 +2,7 @@
 // reading and writing the state once.
 #pragma once
 
-#include "../core/vec.h"
+#include "../core/decay.h"
 #include "gated_linear.h"
 
 namespace lavagna::LAVAGNA_ISA {
@@ -58,7 +58,6 @@ void step(std::int64_t K, std::int64_t V, const T* S, T* next, const T* q, const
 // All tokens of one value head in one sequence. `memory` holds K scaled queries and K decays.
 template <class T, bool before>
 void recurrent_head(const GatedLinear<T>& a, std::int64_t sequence, std::int64_t head, T* memory) {
-  constexpr int wide = lanes<T>;
   const std::int64_t K = a.keys, V = a.values, Kp = whole_vectors(K), HV = a.value_heads();
   const std::int64_t begin = a.sequences.begin(sequence), length = a.sequences.length(sequence);
   const std::int64_t at = sequence * HV + head, key_head = head / a.ratio;
@@ -69,7 +68,7 @@ void recurrent_head(const GatedLinear<T>& a, std::int64_t sequence, std::int64_t
   const T* const bonus = before ? a.bonus + head * K : nullptr;
   T* const q = memory;
   T* const decay = memory + Kp;
-  const auto exponential = [](T x) { return exp<T>(splat(x))[0]; };
+  const auto exponential = [](T x) { return exp_of_decay(splat(x))[0]; };
   const std::int64_t decay_step = a.gate == Gate::channel ? 1 : 0;
   decay[0] = a.gate == Gate::constant ? exponential(a.log_decay[head]) : T(1);
 
@@ -87,9 +86,7 @@ void recurrent_head(const GatedLinear<T>& a, std::int64_t sequence, std::int64_t
     if (a.gate == Gate::scalar) decay[0] = exponential(a.log_decay[t * a.log_decay_row + head]);
     if (a.gate == Gate::channel) {
       const T* const g = a.log_decay + t * a.log_decay_row + head * K;
-      std::int64_t c = 0;
-      for (; c + wide <= K; c += wide) store(decay + c, exp<T>(load(g + c)));
-      if (c < K) store(decay + c, exp<T>(load_part(g + c, static_cast<int>(K - c))));
+      decays(K, g, decay);
     }
     if (a.kept != nullptr && (t - begin) % a.keep == 0) {
       T* const kept = a.kept + ((a.slot(sequence) + (t - begin) / a.keep) * HV + head) * (V + a.normalizer) * Kp;

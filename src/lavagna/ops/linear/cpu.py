@@ -201,22 +201,26 @@ def _run_backward(
     given, held = _given(q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale)
     (d_rows, d_row), d_S, d_z = rows(d_o), _contiguous(d_S), _contiguous(d_z)
     parts = _share(sequences * q.shape[2], v.shape[2] // q.shape[2])
-    dq, dk = (x.new_empty(parts, *x.shape) for x in (q, k))
-    _, _, *others = found = _shapes_of_backward(
+    *shares, dv, d_log_decay, d_bonus, d_S_before, d_z_before = _shapes_of_backward(
         d_o, d_S, d_z, o, weight, kept, q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale, size
     )
-    dv, d_log_decay, d_bonus, *d_states = others
-    sums = [x.new_empty(sequences, *x.shape) for x in (d_log_decay, d_bonus)]
+    dq, dk = (x.new_empty(parts, *x.shape) for x in shares)
     constant = log_decay is not None and log_decay.ndim == 1
+    if constant:
+        d_log_decay = d_log_decay.new_empty(sequences, *d_log_decay.shape)
+    d_bonus = d_bonus.new_empty(sequences, *d_bonus.shape)
     kernel("gated_linear_backward", q.dtype)(
         *(*given, size or _keep(0), _keep(size), parts, address(o), address(weight), address(kept)),
         *(address(d_rows), d_row, address(d_S), address(d_z), address(dq), address(dk), address(dv)),
-        *(address(sums[0] if constant else d_log_decay), address(sums[1]), *map(address, d_states)),
+        *(address(d_log_decay), address(d_bonus), address(d_S_before), address(d_z_before)),
     )
-    del held, found
-    # Sums in a fixed order, so that the same number of threads gives the same bits.
-    dq, dk = (x[0] if parts == 1 else x.sum(0) for x in (dq, dk))
-    return dq, dk, dv, sums[0].sum(0) if constant else d_log_decay, sums[1].sum(0) if bonus is not None else d_bonus, *d_states
+    del held
+
+    def total(shares: Tensor) -> Tensor:  # in a fixed order: the same number of threads gives the same bits
+        return shares[0] if len(shares) == 1 else shares.sum(0)
+
+    d_log_decay = total(d_log_decay) if constant else d_log_decay
+    return total(dq), total(dk), dv, d_log_decay, total(d_bonus), d_S_before, d_z_before
 
 
 def _shapes_of_backward(
@@ -239,7 +243,7 @@ def _shapes_of_backward(
 ) -> tuple[Tensor, ...]:
     state = (sequences, v.shape[2], q.shape[3])
     return (
-        *(x.new_empty(0) if x is None else alike(x) for x in (q, k, v)),
+        *map(alike, (q, k, v)),
         q.new_empty(0 if log_decay is None else log_decay.shape),
         q.new_empty(0 if bonus is None else bonus.shape),
         q.new_empty(*state, v.shape[3]),
