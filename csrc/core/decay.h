@@ -21,10 +21,10 @@ constexpr std::int64_t longest_chunk = 128;
 template <class T>
 void decays(std::int64_t count, const T* log_decay, T* decay) {
   std::int64_t i = 0;
-  for (; i + lanes<T> <= count; i += lanes<T>) store(decay + i, exp_of_decay(load(log_decay + i)));
+  for (; i + lanes<T> <= count; i += lanes<T>) store(decay + i, exp<T>(load(log_decay + i)));
   if (i < count) {
     const int rest = static_cast<int>(count - i);
-    store_part(decay + i, exp_of_decay(load_part(log_decay + i, rest)), rest);
+    store_part(decay + i, exp<T>(load_part(log_decay + i, rest)), rest);
   }
 }
 
@@ -213,7 +213,7 @@ void absorb_writing(const ChannelDecay<T, sets>& x) {
     Vec<T> until = splat(T(1));
     for (std::int64_t i = (x.tokens - 1) * x.channels + c; i >= 0; i -= x.channels) {
       store(x.writing + i, load(x.column + i) * until);
-      until *= exp_of_decay(load(x.log_decay + i));
+      until *= exp<T>(load(x.log_decay + i));
     }
     store(x.total + c, until);
   }

@@ -239,32 +239,6 @@ LAVAGNA_INLINE Vec<T> exp(Vec<T> x) {
   return exp2<true>(x * log2_e<T>);
 }
 
-// e^x for x ≤ 0, nearly correctly rounded (.6 of the last digit, exp has 2): for decays, whose errors add up over all
-// the tokens that a state lives. The rest x − n · ln 2 is taken in two parts, the first of which is exact.
-LAVAGNA_INLINE VecF exp_of_decay(VecF x) {
-  const VecF floor = splat(-87.3f);
-  const VecF clamped = max<float>(x, floor);
-  const VecF shifted = clamped * log2_e<float> + Number<float>::round;
-  const VecF n = shifted - Number<float>::round;
-  const VecF r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
-  VecF p = splat(1.0f / 5040);
-  p = p * r + 1.0f / 720;
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = 1.0f + (r + r * r * p);
-  VecI32 exponent, bits;
-  std::memcpy(&exponent, &shifted, sizeof exponent);
-  std::memcpy(&bits, &p, sizeof bits);
-  bits += exponent << Number<float>::mantissa;
-  VecF result;
-  std::memcpy(&result, &bits, sizeof result);
-  return x < floor ? VecF{} : result;
-}
-
-LAVAGNA_INLINE VecD exp_of_decay(VecD x) { return exp<double>(x); }
-
 // 1 / (1 + e^−x), without overflow.
 template <class T>
 LAVAGNA_INLINE Vec<T> sigmoid(Vec<T> x) {

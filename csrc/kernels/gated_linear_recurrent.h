@@ -68,7 +68,7 @@ void recurrent_head(const GatedLinear<T>& a, std::int64_t sequence, std::int64_t
   const T* const bonus = before ? a.bonus + head * K : nullptr;
   T* const q = memory;
   T* const decay = memory + Kp;
-  const auto exponential = [](T x) { return exp_of_decay(splat(x))[0]; };
+  const auto exponential = [](T x) { return exp<T>(splat(x))[0]; };
   const std::int64_t decay_step = a.gate == Gate::channel ? 1 : 0;
   decay[0] = a.gate == Gate::constant ? exponential(a.log_decay[head]) : T(1);
 
