@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,10 +14,8 @@ pytestmark = pytest.mark.subset
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    native._load.cache_clear()
-    yield
-    native._load.cache_clear()
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_loaded", None)
 
 
 def extension_raises(monkeypatch: pytest.MonkeyPatch, error: ImportError) -> None:

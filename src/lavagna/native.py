@@ -32,8 +32,17 @@ class _Loaded(NamedTuple):
     reasons: list[str]
 
 
-@cache
+_loaded: _Loaded | None = None
+
+
 def _load() -> _Loaded:
+    global _loaded
+    if _loaded is None:
+        _loaded = _try_to_load()
+    return _loaded
+
+
+def _try_to_load() -> _Loaded:
     try:
         loaded = import_module(EXTENSION)
     except ModuleNotFoundError as error:
@@ -134,3 +143,8 @@ def refusals(op_name: str) -> list[str]:
     if op_name not in KERNELS:
         reasons.append(f"{op_name} has no native kernel yet")
     return reasons
+
+
+# torch.compile takes what they return for a constant: it could not follow an import.
+available._dynamo_marked_constant = True  # type: ignore[attr-defined]
+refusals._dynamo_marked_constant = True  # type: ignore[attr-defined]

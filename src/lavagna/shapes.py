@@ -22,7 +22,6 @@ M       number of packed sequences (M + 1 boundaries in cu_seqlens)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from .errors import ShapeError
@@ -98,7 +97,12 @@ class Dims:
         return " or ".join("[" + ", ".join(map(known, p.split())) + "]" for p in patterns)
 
 
-@lru_cache(maxsize=1024)
+#: patterns read before: every step of one token asks for the same few (torch.compile warns of lru_cache)
+_READ: dict[str, tuple[str | int, ...]] = {}
+
+
 def _letters(pattern: str) -> tuple[str | int, ...]:
-    """The letters of a pattern; digits as numbers. Every step of one token asks for the same few."""
-    return tuple(int(letter) if letter.isdigit() else letter for letter in pattern.split())
+    """The letters of a pattern; digits as numbers."""
+    if pattern not in _READ:
+        _READ[pattern] = tuple(int(letter) if letter.isdigit() else letter for letter in pattern.split())
+    return _READ[pattern]

@@ -157,8 +157,8 @@ class Backbone(nn.Module):
     def _embed(self, tokens: Tensor) -> Tensor:
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ShapeError(f"{type(self).__name__}: tokens must be integers, got {tokens.dtype}")
-        # On a GPU the look-up itself asserts; asking here would wait for the device.
-        if tokens.device.type == "cpu" and tokens.numel():
+        # On a GPU the look-up itself asserts; asking here would wait for the device. A graph cannot ask.
+        if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
             low, high = int(tokens.min()), int(tokens.max())
             if low < 0 or high >= self.config.vocab_size:
                 raise InputError(

@@ -7,9 +7,10 @@ reason why it cannot. Nothing falls back silently.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from functools import cache, cached_property, wraps
+from contextlib import contextmanager, nullcontext, suppress
+from functools import wraps
 from importlib import import_module
 from threading import local
 from typing import Any, NamedTuple, ParamSpec
@@ -136,10 +137,34 @@ class Row(NamedTuple):
         return _imported(self.target)
 
 
-@cache
 def _imported(target: str) -> Callable[..., tuple[Tensor, Any]]:
     module, name = target.split(":")
-    return getattr(import_module(module), name)
+    _import(module)
+    return getattr(sys.modules[module], name)
+
+
+#: modules of rows that nobody has asked for yet
+_LATER: set[str] = set()
+
+
+def _import(module: str) -> None:
+    while _LATER:
+        with suppress(ModuleNotFoundError):  # of a kernel that is not there: only who asks for it must hear of it
+            import_module(_LATER.pop())
+    if module not in sys.modules:
+        import_module(module)
+
+
+# torch.compile calls it and does not look inside, for it cannot follow an import. All modules come at once because it
+# reads sys.modules once.
+_import._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+class _NativeRefusals:
+    """What speaks against all native rows of a table, unless the table itself holds something else."""
+
+    def __get__(self, table: Table, owner: type[Table]) -> list[str]:
+        return native.refusals(table.op)
 
 
 class Table:
@@ -151,6 +176,8 @@ class Table:
         prefer: forms in order of preference for a call; "auto" tries them in this order.
     """
 
+    native_refusals = _NativeRefusals()
+
     def __init__(
         self,
         op: str,
@@ -161,14 +188,11 @@ class Table:
     ) -> None:
         self.op = op
         self.rows = rows
+        _LATER.update(row.target.partition(":")[0] for row in rows)
         self.prefer = prefer
         self._chosen: dict[tuple[str, str, tuple[str, ...]], tuple[Row, ...]] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._running = local()  # of each thread, the call that it is at
-
-    @cached_property
-    def native_refusals(self) -> list[str]:
-        return native.refusals(self.op)
 
     def reasons(self, row: Row, call: Call | None = None) -> list[str]:
         """Every reason why `row` cannot run here (`call` None) or cannot run this call."""
