@@ -31,21 +31,21 @@ struct Columns {
 template <class T>
 void load_memory(const T* from, std::int64_t keys, std::int64_t values, std::int64_t begin, std::int64_t end,
                  T* memory) {
-  for (std::int64_t p = begin; p < end; ++p) {
-    const Columns<T> columns(p, values);
-    T* to = memory + (p - begin) * keys * panel<T>;
-    for (std::int64_t c = 0; c < keys; ++c) fill_row(to + c * panel<T>, from + c * values + columns.first, columns.count);
-  }
+  for (std::int64_t c = 0; c < keys; ++c)
+    for (std::int64_t p = begin; p < end; ++p) {
+      const Columns<T> columns(p, values);
+      fill_row(memory + ((p - begin) * keys + c) * panel<T>, from + c * values + columns.first, columns.count);
+    }
 }
 
 template <class T>
 void store_memory(const T* memory, std::int64_t keys, std::int64_t values, std::int64_t begin, std::int64_t end,
                   T* to) {
-  for (std::int64_t p = begin; p < end; ++p) {
-    const Columns<T> columns(p, values);
-    const T* from = memory + (p - begin) * keys * panel<T>;
-    for (std::int64_t c = 0; c < keys; ++c) put_row(to + c * values + columns.first, from + c * panel<T>, columns.count);
-  }
+  for (std::int64_t c = 0; c < keys; ++c)
+    for (std::int64_t p = begin; p < end; ++p) {
+      const Columns<T> columns(p, values);
+      put_row(to + c * values + columns.first, memory + ((p - begin) * keys + c) * panel<T>, columns.count);
+    }
 }
 
 // C rows of a tensor over time, one panel of them; zeros where there are no tokens.
@@ -99,16 +99,31 @@ LAVAGNA_INLINE void write_strength(const T* beta, const T* errors, std::int64_t 
 
 // S_C = D_C0 S_0 + K_outᵀ U, one panel.
 template <class T>
-LAVAGNA_INLINE void advance(const Chunk<T>& chunk, std::int64_t keys, std::int64_t whole, const T* u, T* memory) {
+LAVAGNA_INLINE void advance(const Chunk<T>& chunk, std::int64_t keys, std::int64_t whole, const T* u, const T* from,
+                            T* to) {
   const std::int64_t row = padded<T>(keys);
   tiles<T>(keys, whole, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
-    T* s = memory + i * panel<T> + j;
-    tile.take(s, panel<T>);
+    tile.take(from + i * panel<T> + j, panel<T>);
     tile.scale(chunk.total + i);
     tile.add(C, chunk.out + i, 1, row, u + j, panel<T>);
-    tile.put(s, panel<T>);
+    tile.put(to + i * panel<T> + j, panel<T>);
   });
 }
+
+// Ask for what lies in rows of a tensor over time, too far apart for the processor to guess, before it is needed: a
+// share of the rows while each panel of the chunk before is worked on.
+template <class T>
+struct Ahead {
+  std::int64_t token, tokens;  // what is asked for
+  std::int64_t part, parts;
+
+  template <bool write = false>
+  LAVAGNA_INLINE void ask(const T* from, std::int64_t row, std::int64_t count) const {
+    for (std::int64_t i = tokens * part / parts; i < tokens * (part + 1) / parts; ++i)
+      for (std::int64_t j = 0; j < count; j += 64 / sizeof(T))
+        __builtin_prefetch(from + (token + i) * row + j, write, 2);
+  }
+};
 
 // Forward ---------------------------------------------------------------------------------------------------
 
@@ -141,6 +156,7 @@ void forward_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t head,
   const std::int64_t first = a.sequences.begin(m);
   const std::int64_t row = padded<T>(a.keys);
   const std::int64_t size = a.keys * a.values;
+  const std::int64_t key_head = head / (a.heads / a.key_heads);
   T* kept = a.kept == nullptr ? nullptr : a.kept + (gated_delta_first_segment(a.sequences, m) * a.heads + head) * size;
   load_memory(a.state + (m * a.heads + head) * size, a.keys, a.values, begin, end, s.memory);
   for (std::int64_t t = 0; t < length; t += a.chunk) {
@@ -149,9 +165,15 @@ void forward_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t head,
       store_memory(s.memory, a.keys, a.values, begin, end, kept + t / gated_delta_segment * a.heads * size);
     Chunk<T> chunk = s.chunk;
     prepare(a, head, first + t, tokens, chunk, s.turned, s.scores);
+    const std::int64_t left = length - t - tokens;
     for (std::int64_t p = begin; p < end; ++p) {
       const Columns<T> columns(p, a.values);
       T* memory = s.memory + (p - begin) * a.keys * panel<T>;
+      const Ahead<T> ahead{first + t + tokens, left < a.chunk ? left : a.chunk, p - begin, end - begin};
+      ahead.ask(a.k + key_head * a.keys, a.k_row, a.keys);
+      ahead.ask(a.q + key_head * a.keys, a.q_row, a.keys);
+      ahead.ask(a.v + head * a.values, a.v_row, a.values);
+      ahead.template ask<true>(a.o + head * a.values, a.heads * a.values, a.values);
       load_tile(a.v + (first + t) * a.v_row + head * a.values, a.v_row, tokens, columns, s.v);
       product<T, Into::set>(C, columns.whole, a.keys, chunk.in, row, 1, memory, panel<T>, s.y, panel<T>);
       for (std::int64_t j = 0; j < columns.whole; j += lanes<T>) solve(chunk.kk_beta, s.v + j, s.y + j, s.errors + j);
@@ -164,7 +186,7 @@ void forward_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t head,
       });
       for (int i = 0; i < tokens; ++i)
         put_row(a.o + ((first + t + i) * a.heads + head) * a.values + columns.first, s.y + i * panel<T>, columns.count);
-      advance(chunk, a.keys, columns.whole, s.u, memory);
+      advance(chunk, a.keys, columns.whole, s.u, memory, memory);
     }
   }
   store_memory(s.memory, a.keys, a.values, begin, end, a.final_state + (m * a.heads + head) * size);
@@ -260,9 +282,11 @@ struct BackwardScratch {
 // What one chunk is about.
 template <class T>
 struct Place {
-  std::int64_t head;
+  std::int64_t head, key_head;
   std::int64_t token;   // the first, among all rows
   std::int64_t tokens;  // of the chunk
+  std::int64_t follow;  // of the next one in the segment
+  std::int64_t before;  // of the one before
   bool first_of_group;  // the first value head of its key head: sets dq and dk, the others add to them
 };
 
@@ -275,14 +299,16 @@ void repeat_chunk(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>&
     const Columns<T> columns(p, a.values);
     const T* from = memory + p * a.keys * panel<T>;
     T* e = errors + p * C * panel<T>;
+    const Ahead<T> next_chunk{place.token + place.tokens, place.follow, p, panels<T>(a.values)};
+    next_chunk.ask(a.k + place.key_head * a.keys, a.k_row, a.keys);
+    next_chunk.ask(a.q + place.key_head * a.keys, a.q_row, a.keys);
+    next_chunk.ask(a.v + place.head * a.values, a.v_row, a.values);
     load_tile(a.v + place.token * a.v_row + place.head * a.values, a.v_row, place.tokens, columns, s.v);
     product<T, Into::set>(C, columns.whole, a.keys, chunk.in, row, 1, from, panel<T>, s.y, panel<T>);
     for (std::int64_t j = 0; j < columns.whole; j += lanes<T>) solve(chunk.kk_beta, s.v + j, s.y + j, e + j);
     if (next == nullptr) continue;
-    T* to = next + p * a.keys * panel<T>;
     write_strength(chunk.beta, e, columns.whole, s.u);
-    std::memcpy(to, from, a.keys * panel<T> * sizeof(T));
-    advance(chunk, a.keys, columns.whole, s.u, to);
+    advance(chunk, a.keys, columns.whole, s.u, from, next + p * a.keys * panel<T>);
   }
 }
 
@@ -297,6 +323,12 @@ void backward_panel(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T
   T* d_s = s.d_memory + p * a.keys * panel<T>;
   T* d_o = s.ups + C * panel<T>;
   T* x = s.v;
+  const Ahead<T> now{place.token, place.tokens, p, panels<T>(a.values)};
+  const Ahead<T> next{place.token - place.before, place.before, p, panels<T>(a.values)};
+  now.template ask<true>(a.dk + place.key_head * a.keys, a.key_heads * a.keys, a.keys);
+  now.template ask<true>(a.dq + place.key_head * a.keys, a.key_heads * a.keys, a.keys);
+  next.ask(a.d_o + place.head * a.values, a.d_o_row, a.values);
+  next.template ask<true>(a.dv + place.head * a.values, a.heads * a.values, a.values);
   load_tile(a.d_o + place.token * a.d_o_row + place.head * a.values, a.d_o_row, place.tokens, columns, d_o);
 
   // dU = Pᵀ dO + K_out dS_C; then X = dU through the system, dW = β X is also dv, and dβ = Σ_v X ∘ E.
@@ -487,12 +519,11 @@ template <class T>
 void store_rows(const GatedDelta<T>& a, const Place<T>& place, const T* from, std::int64_t from_row, T scale,
                 const T* norm, const T* rows, const T* d_rows, T* to) {
   const std::int64_t row = padded<T>(a.keys);
-  const std::int64_t key_head = place.head / (a.heads / a.key_heads);
   T along[C];  // y · dy for y = x / |x|: the part of the gradient that would change the length
   if (a.unit) row_products(rows, d_rows, row, row, along);
   for (int i = 0; i < place.tokens; ++i) {
-    const T* x = from + (place.token + i) * from_row + key_head * a.keys;
-    T* dx = to + ((place.token + i) * a.key_heads + key_head) * a.keys;
+    const T* x = from + (place.token + i) * from_row + place.key_head * a.keys;
+    T* dx = to + ((place.token + i) * a.key_heads + place.key_head) * a.keys;
     const T factor = a.unit ? scale * norm[i] : scale;
     const T back = a.unit ? along[i] * norm[i] * norm[i] : T(0);
     for (std::int64_t c = 0; c < a.keys; c += lanes<T>) {
@@ -561,8 +592,13 @@ void backward_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t head
     const std::int64_t end = length - begin < gated_delta_segment ? length : begin + gated_delta_segment;
     const std::int64_t chunks = (end - begin + a.chunk - 1) / a.chunk;
     const auto place = [&](std::int64_t n) {
-      const std::int64_t t = begin + n * a.chunk;
-      return Place<T>{head, first + t, end - t < a.chunk ? end - t : a.chunk, head % (a.heads / a.key_heads) == 0};
+      const auto tokens = [&](std::int64_t i) {
+        const std::int64_t left = end - begin - i * a.chunk;
+        return left < a.chunk ? left : a.chunk;
+      };
+      const std::int64_t group = a.heads / a.key_heads;
+      return Place<T>{head, head / group, first + begin + n * a.chunk, tokens(n), n + 1 < chunks ? tokens(n + 1) : 0,
+                      n > 0 ? a.chunk : 0, head % group == 0};
     };
     Chunk<T> chunk[BackwardScratch<T>::most];
     load_memory(kept + segment * a.heads * size, a.keys, a.values, 0, all, s.memories);

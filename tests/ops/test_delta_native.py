@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lavagna import native
 from lavagna.errors import BackendError
 from lavagna.ops import gated_delta
 from lavagna.ops.delta import cpu
@@ -25,8 +24,6 @@ each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.form)
 each_fading = pytest.mark.parametrize(
     "case", [CASES[n] for n in ("no-decay", "T100", "two-groups")], ids=lambda c: c.name
 )
-
-pytestmark = pytest.mark.skipif(not native.available(), reason="the native part is not built")
 
 
 @pytest.fixture
