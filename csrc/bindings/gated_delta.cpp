@@ -35,11 +35,19 @@ GatedDelta<T> inputs(Address bounds, std::int64_t count, std::int64_t tokens, st
 }
 
 template <class T>
-void run(int threads, std::int64_t tasks, Body body, GatedDelta<T>& a, std::int64_t scratch_size) {
-  const Scratch scratch(scratch_size * team(threads, tasks) * static_cast<std::int64_t>(sizeof(T)));
+const GatedDeltaForms<T>& forms() {
+  if constexpr (sizeof(T) == 8)
+    return gated_delta().float64;
+  else
+    return gated_delta().float32;
+}
+
+template <class T>
+void run(int threads, std::int64_t tasks, const GatedDeltaKernel<T>& kernel, GatedDelta<T>& a) {
+  a.scratch_size = kernel.scratch(a);
+  const Scratch scratch(a.scratch_size * team(threads, tasks) * static_cast<std::int64_t>(sizeof(T)));
   a.scratch = scratch.as<T>();
-  a.scratch_size = scratch_size;
-  parallel(threads, tasks, body, &a);
+  parallel(threads, tasks, kernel.run, &a);
 }
 
 // Into how many blocks of columns the memory of a head is cut: as few as let the threads share the work evenly.
@@ -63,14 +71,9 @@ void forward(int threads, Address bounds, std::int64_t count, std::int64_t token
   a.o = at<T>(o);
   a.final_state = at<T>(final_state);
   a.kept = at<T>(kept);
-  constexpr int type = sizeof(T) == 8;
-  const GatedDeltaKernels& kernels = gated_delta();
-  if (chunk == 0) {
-    run(threads, count * heads, kernels.recurrent[type], a, kernels.recurrent_scratch[type](keys, values, chunk));
-  } else {
-    a.blocks = column_blocks(threads, count * heads, values);
-    run(threads, count * heads * a.blocks, kernels.chunk[type], a, kernels.chunk_scratch[type](keys, values, chunk));
-  }
+  if (chunk == 0) return run(threads, count * heads, forms<T>().recurrent, a);
+  a.blocks = column_blocks(threads, count * heads, values);
+  run(threads, count * heads * a.blocks, forms<T>().chunk, a);
 }
 
 template <class T>
@@ -93,9 +96,7 @@ void backward(int threads, Address bounds, std::int64_t count, std::int64_t toke
   a.d_beta = at<T>(d_beta);
   a.d_log_decay = at<T>(d_log_decay);
   a.d_state = at<T>(d_state);
-  constexpr int type = sizeof(T) == 8;
-  const GatedDeltaKernels& kernels = gated_delta();
-  run(threads, count * key_heads, kernels.backward[type], a, kernels.backward_scratch[type](keys, values, chunk));
+  run(threads, count * key_heads, forms<T>().backward, a);
 }
 
 }  // namespace

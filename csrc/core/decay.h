@@ -172,10 +172,10 @@ T* place(ChannelDecay<T, sets>& x, T* memory) {
   return memory;
 }
 
-// Scores between the tokens of one sub-block: those of column j, while its writing fades token by token.
+// Scores between the tokens of one sub-block, turned around: row j of `turned` has those of column j, while its
+// writing fades token by token.
 template <class T, bool before, int j = 0>
-LAVAGNA_INLINE void scores_inside(std::int64_t channels, const T* rows, const T* column, const T* decay, T* scores,
-                                  std::int64_t row) {
+LAVAGNA_INLINE void scores_inside(std::int64_t channels, const T* rows, const T* column, const T* decay, T* turned) {
   constexpr int wide = lanes<T>;
   constexpr int shift = before ? 1 : 0;  // row i + shift reads what token i left
   Vec<T> reads[sub_block] = {};
@@ -188,12 +188,8 @@ LAVAGNA_INLINE void scores_inside(std::int64_t channels, const T* rows, const T*
     }
   }
   LAVAGNA_UNROLL
-  for (int i = 0; i < sub_block; i += wide) {
-    const Vec<T> found = sums<T>(reads + i);
-    LAVAGNA_UNROLL
-    for (int l = 0; l < wide; ++l) scores[(i + l) * row + j] = found[l];
-  }
-  if constexpr (j + 1 < sub_block) scores_inside<T, before, j + 1>(channels, rows, column, decay, scores, row);
+  for (int i = 0; i < sub_block; i += wide) store(turned + j * sub_block + i, sums<T>(reads + i));
+  if constexpr (j + 1 < sub_block) scores_inside<T, before, j + 1>(channels, rows, column, decay, turned);
 }
 
 // to_i = from_i ∘ factor for `count` rows, which may be the same.
@@ -261,51 +257,59 @@ void absorb(const ChannelDecay<T, sets>& x) {
         for (std::int64_t j = earlier + sub_block; j < x.row; ++j) scores[i * x.row + j] = 0;
       if (earlier > 0)
         product<T, Into::set>(sub_block, earlier, K, x.since[s] + b * block, K, 1, x.turned, x.tokens, scores, x.row);
-      scores_inside<T, before>(K, x.rows[s] + b * block, x.column + b * block, decay, scores + earlier, x.row);
+      T turned[sub_block * sub_block];
+      scores_inside<T, before>(K, x.rows[s] + b * block, x.column + b * block, decay, turned);
+      transpose(sub_block, sub_block, turned, sub_block, scores + earlier, x.row);
     }
     fade(earlier, K, x.writing, whole, x.writing);
   }
 }
 
-// Gradients through scores_inside, added to those of rows, column and log decay.
+// Gradients through scores_inside, added to those of rows, column and log decay; all of one sub-block, at `first` of
+// matrices by channels and at d_score of the scores.
 //
 // With p_i what is left behind token i of column j, and u_i the gradient of p_i, both products along the tokens,
 // d(row_{i+shift}) = d(score) p_i, d(column_j) = u_j, and token i, which made p_i of p_{i−1}, gets u_i p_i.
-template <class T, bool before>
-void scores_inside_backward(std::int64_t channels, const T* rows, const T* column, const T* decay, const T* d_scores,
-                            std::int64_t row, T* d_rows, T* d_column, T* d_log_decay) {
-  constexpr int wide = lanes<T>;
+template <class T, bool before, int sets>
+void scores_inside_backward(const ChannelDecay<T, sets>& x, const ChannelDecayGradients<T, sets>& d,
+                            std::int64_t first, std::int64_t d_score) {
   constexpr int shift = before ? 1 : 0;
   constexpr int n = sub_block - shift;
-  for (std::int64_t c = 0; c < channels; c += wide) {
-    Vec<T> reader[sub_block], fading[sub_block], d_reader[sub_block], d_fading[sub_block];
+  const std::int64_t K = x.channels;
+  for (std::int64_t c = first; c < first + K; c += lanes<T>) {
+    Vec<T> left[n * (n + 1) / 2];  // p of row i and column j ≤ i
+    Vec<T> of[n];                  // of each column: p, then u
+    LAVAGNA_UNROLL
     for (int i = 0; i < n; ++i) {
-      reader[i] = load(rows + (i + shift) * channels + c);
-      fading[i] = load(decay + i * channels + c);
-      d_reader[i] = load(d_rows + (i + shift) * channels + c);
-      d_fading[i] = load(d_log_decay + i * channels + c);
-    }
-    for (int j = 0; j < n; ++j) {
-      Vec<T> left[sub_block];
-      left[j] = load(column + j * channels + c);
-      const T* const d = d_scores + shift * row + j;
-      d_reader[j] += d[j * row] * left[j];
-      for (int i = j + 1; i < n; ++i) {
-        left[i] = left[i - 1] * fading[i];
-        d_reader[i] += d[i * row] * left[i];
+      const Vec<T> fading = load(x.decay + i * K + c);
+      Vec<T> gradient[sets];
+      for (int s = 0; s < sets; ++s) gradient[s] = load(d.rows[s] + (i + shift) * K + c);
+      LAVAGNA_UNROLL
+      for (int j = 0; j < n; ++j) {
+        if (j > i) continue;
+        of[j] = j < i ? of[j] * fading : load(x.column + j * K + c);
+        left[i * (i + 1) / 2 + j] = of[j];
+        for (int s = 0; s < sets; ++s) gradient[s] += d.scores[s][d_score + (i + shift) * x.row + j] * of[j];
       }
-      Vec<T> u{};
-      for (int i = n - 1; i > j; --i) {
-        u += d[i * row] * reader[i];
-        d_fading[i] += u * left[i];
-        u *= fading[i];
-      }
-      u += d[j * row] * reader[j];
-      store(d_column + j * channels + c, load(d_column + j * channels + c) + u);
+      for (int s = 0; s < sets; ++s) store(d.rows[s] + (i + shift) * K + c, gradient[s]);
     }
-    for (int i = 0; i < n; ++i) {
-      store(d_rows + (i + shift) * channels + c, d_reader[i]);
-      store(d_log_decay + i * channels + c, d_fading[i]);
+    LAVAGNA_UNROLL
+    for (int back = 0; back < n; ++back) {
+      const int i = n - 1 - back;
+      const Vec<T> fading = load(x.decay + i * K + c);
+      Vec<T> reader[sets];
+      for (int s = 0; s < sets; ++s) reader[s] = load(x.rows[s] + (i + shift) * K + c);
+      Vec<T> gradient = load(d.log_decay + i * K + c);
+      LAVAGNA_UNROLL
+      for (int j = 0; j < n; ++j) {
+        if (j > i) continue;
+        Vec<T> u = back > 0 ? of[j] : Vec<T>{};
+        for (int s = 0; s < sets; ++s) u += d.scores[s][d_score + (i + shift) * x.row + j] * reader[s];
+        if (j < i) gradient += u * left[i * (i + 1) / 2 + j];
+        of[j] = j < i ? u * fading : u;
+      }
+      store(d.log_decay + i * K + c, gradient);
+      store(d.column + i * K + c, load(d.column + i * K + c) + of[i]);
     }
   }
 }
@@ -391,10 +395,7 @@ void absorb_backward(const ChannelDecay<T, sets>& x, const ChannelDecayGradients
         if (before) since *= load(decay + i + c);
       }
     }
-    for (int s = 0; s < sets; ++s)
-      scores_inside_backward<T, before>(K, x.rows[s] + b * block, x.column + b * block, decay,
-                                        d.scores[s] + earlier * (x.row + 1), x.row, d.rows[s] + b * block,
-                                        d.column + b * block, d_log_decay);
+    scores_inside_backward<T, before, sets>(x, d, b * block, earlier * (x.row + 1));
   }
 }
 

@@ -138,15 +138,15 @@ struct ForwardScratch {
   T* u;       // [C, panel]
   Chunk<T> chunk;
 
-  ForwardScratch(Pieces<T>& pieces, std::int64_t keys, std::int64_t values)
+  ForwardScratch(Pieces<T>& pieces, std::int64_t keys, std::int64_t values, Fading fading)
       : memory(pieces.take(panels<T>(values) * keys * panel<T>)),
-        turned(pieces.take(keys * C)),
+        turned(pieces.take(padded<T>(keys) * C)),
         scores(pieces.take(2 * C * C)),
         v(pieces.take(C * panel<T>)),
         y(pieces.take(C * panel<T>)),
         errors(pieces.take(C * panel<T>)),
         u(pieces.take(C * panel<T>)),
-        chunk(pieces, keys) {}
+        chunk(pieces, keys, fading) {}
 };
 
 template <class T>
@@ -163,7 +163,7 @@ void forward_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t head,
     const std::int64_t tokens = length - t < a.chunk ? length - t : a.chunk;
     if (kept != nullptr && t % gated_delta_segment == 0)
       store_memory(s.memory, a.keys, a.values, begin, end, kept + t / gated_delta_segment * a.heads * size);
-    Chunk<T> chunk = s.chunk;
+    const Chunk<T>& chunk = s.chunk;
     prepare(a, head, first + t, tokens, chunk, s.turned, s.scores);
     const std::int64_t left = length - t - tokens;
     for (std::int64_t p = begin; p < end; ++p) {
@@ -196,7 +196,7 @@ template <class T>
 void forward(const void* arguments, std::int64_t begin, std::int64_t end, int thread) {
   const GatedDelta<T>& a = *static_cast<const GatedDelta<T>*>(arguments);
   Pieces<T> pieces{a.scratch + thread * a.scratch_size};
-  ForwardScratch<T> scratch(pieces, a.keys, a.values);
+  ForwardScratch<T> scratch(pieces, a.keys, a.values, a.fading);
   const std::int64_t all = panels<T>(a.values);
   for (std::int64_t task = begin; task < end; ++task) {
     const std::int64_t m = task % a.sequences.count;
@@ -207,9 +207,9 @@ void forward(const void* arguments, std::int64_t begin, std::int64_t end, int th
 }
 
 template <class T>
-std::int64_t forward_scratch(std::int64_t keys, std::int64_t values, std::int64_t) {
+std::int64_t forward_scratch(const GatedDelta<T>& a) {
   Pieces<T> pieces{nullptr};
-  ForwardScratch<T>(pieces, keys, values);
+  ForwardScratch<T>(pieces, a.keys, a.values, a.fading);
   return pieces.used;
 }
 
@@ -219,38 +219,40 @@ template <class T>
 struct BackwardScratch {
   static constexpr int most = gated_delta_segment;  // chunks of a segment, where they have one token
 
-  T* d_memory;  // panels [K, panel], dS after the chunk, then before it
-  T* memories;  // S before each chunk of a segment
-  T* errors;    // E of each chunk of a segment, panels [C, panel]
-  T* turned;    // [K, C]
-  T* scores;    // [2C, C]
-  T* v;         // [C, panel]
-  T* y;         // [C, panel]
-  T* u;         // [C, panel]
-  T* ups;       // [2C, panel], gradients of what is read by keys (−dW) and by queries (dO)
+  std::int64_t memory_size, errors_size;
+  Chunk<T> chunks[most];
+  T* d_memory;    // panels [K, panel], dS after the chunk, then before it
+  T* memories;    // S before each chunk of a segment
+  T* errors;      // E of each chunk of a segment, panels [C, panel]
+  T* turned;      // [K, C]
+  T* scores;      // [2C, C]
+  T* v;           // [C, panel]
+  T* y;           // [C, panel]
+  T* u;           // [C, panel]
+  T* ups;         // [2C, panel], gradients of what is read by keys (−dW) and by queries (dO)
   T* turned_ups;  // [panel, 2C]
   T* turned_u;    // [panel, C]
   T* d_in;        // [K, 2C], S_0 upsᵀ
   T* d_out;       // [K, C], dS_C Uᵀ
   T* d_scores;    // [2C, C], ups Uᵀ
+  T* pairs;       // [C, C], d(D_ij) ∘ D_ij of a head
   T* d_beta;      // [C, lanes], parts of dβ
   T* d_total;     // [K, lanes], parts of Σ_v S_0 ∘ dS_C
   T* d_rows;      // [2C, K]
-  T* d_out_rows;  // [C, K]
+  T* d_keys;      // [C, K], of keys as they are written
+  T* d_faded;     // [3C, K], of channels: of keys that read, queries, keys that are read
   T* d_log;       // [C, K], of channels
-  T* parts;       // [C, C]
-  std::int64_t memory_size;
-  std::int64_t errors_size;
-  Pieces<T> chunks;  // each piece of it is a chunk
-  std::int64_t chunk_size;
+  T* log_total;   // [K], of channels
 
-  BackwardScratch(Pieces<T>& pieces, std::int64_t keys, std::int64_t values, std::int64_t chunk)
-      : memory_size(panels<T>(values) * keys * panel<T>), errors_size(panels<T>(values) * C * panel<T>) {
-    const std::int64_t count = gated_delta_segment / chunk;
+  BackwardScratch(Pieces<T>& pieces, const GatedDelta<T>& a)
+      : memory_size(panels<T>(a.values) * a.keys * panel<T>), errors_size(panels<T>(a.values) * C * panel<T>) {
+    const std::int64_t row = padded<T>(a.keys);
+    const std::int64_t count = gated_delta_segment / a.chunk;
+    for (std::int64_t n = 0; n < count; ++n) chunks[n] = Chunk<T>(pieces, a.keys, a.fading);
     d_memory = pieces.take(memory_size);
     memories = pieces.take(memory_size * count);
     errors = pieces.take(errors_size * count);
-    turned = pieces.take(keys * C);
+    turned = pieces.take(row * C);
     scores = pieces.take(2 * C * C);
     v = pieces.take(C * panel<T>);
     y = pieces.take(C * panel<T>);
@@ -258,24 +260,18 @@ struct BackwardScratch {
     ups = pieces.take(2 * C * panel<T>);
     turned_ups = pieces.take(panel<T> * 2 * C);
     turned_u = pieces.take(panel<T> * C);
-    d_in = pieces.take(keys * 2 * C);
-    d_out = pieces.take(keys * C);
+    d_in = pieces.take(a.keys * 2 * C);
+    d_out = pieces.take(a.keys * C);
     d_scores = pieces.take(2 * C * C);
+    pairs = pieces.take(C * C);
     d_beta = pieces.take(C * lanes<T>);
-    d_total = pieces.take(padded<T>(keys) * lanes<T>);
-    d_rows = pieces.take(2 * C * padded<T>(keys));
-    d_out_rows = pieces.take(C * padded<T>(keys));
-    d_log = pieces.take(C * padded<T>(keys));
-    parts = pieces.take(C * C);
-    Pieces<T> one{nullptr};
-    Chunk<T>(one, keys);
-    chunk_size = one.used;
-    chunks = Pieces<T>{pieces.take(chunk_size * count)};
-  }
-
-  Chunk<T> chunk(std::int64_t n, std::int64_t keys) const {
-    Pieces<T> pieces{chunks.memory + n * chunk_size};
-    return Chunk<T>(pieces, keys);
+    d_total = pieces.take(row * lanes<T>);
+    d_rows = pieces.take(2 * C * row);
+    d_keys = pieces.take(C * row);
+    if (a.fading != Fading::channel) return;
+    d_faded = pieces.take(3 * C * row);
+    d_log = pieces.take(C * row);
+    log_total = pieces.take(row);
   }
 };
 
@@ -379,136 +375,61 @@ void backward_panel(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T
   });
 }
 
-// The gradient of the log decay of a head: token l is in the range of D_ij for j < l ≤ i, where j = 0 is the memory
-// that enters and i = C + 1 the one that leaves. It gets the sum of the terms of these ranges and no others.
+// What reaches queries and keys, and the log decays, of a chunk whose d_rows and d_keys are gradients of faded rows;
+// afterwards d_rows are those of its rows. First without decays.
 template <class T>
-void backward_head(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, BackwardScratch<T>& s) {
-  const std::int64_t row = padded<T>(a.keys);
-  for (int i = 0; i < C; ++i)
-    for (std::int64_t c = 0; c < row; c += lanes<T>) {
-      T* k = s.d_rows + i * row + c;
-      T* q = s.d_rows + (C + i) * row + c;
-      T* out = s.d_out_rows + i * row + c;
-      store(k, load(k) * chunk.since[i]);
-      store(q, load(q) * chunk.since[i]);
-      store(out, load(out) * chunk.until[i]);
-    }
-  T by_keys[C], by_queries[C], leaving[C];
-  row_products(chunk.rows, s.d_rows, row, row, by_keys);
-  row_products(chunk.rows + C * row, s.d_rows + C * row, row, row, by_queries);
-  row_products(chunk.rows, s.d_out_rows, row, row, leaving);
-
-  for (int j = 0; j < C; j += lanes<T>) {
-    const Vec<T> column = counting<T>(j);
-    Vec<T> later{};  // Σ_{i≥l} of the pairs (i, j)
-    for (int l = C - 1; l >= 0; --l) {
-      const Vec<T> pair = load(s.d_scores + l * C + j) * load(chunk.kk + l * C + j) +
-                          load(s.d_scores + (C + l) * C + j) * load(chunk.qk + l * C + j);
-      later += column < T(l) ? pair : Vec<T>{};
-      store(s.parts + l * C + j, column < T(l) ? later : Vec<T>{});
-    }
-  }
-  Vec<T> through{};
-  for (std::int64_t c = 0; c < a.keys; ++c) through += load(s.d_total + c * lanes<T>);
-  T gradient[C];
-  T earlier = sum<T>(through) * chunk.total[0];
-  for (int l = 0; l < C; ++l) {
-    gradient[l] = earlier;
-    for (int j = 0; j < l; ++j) gradient[l] += s.parts[l * C + j];
-    earlier += leaving[l];
-  }
-  T later = 0;
-  for (int l = C - 1; l >= 0; --l) gradient[l] += later += by_keys[l] + by_queries[l];
-  for (int i = 0; i < place.tokens; ++i) a.d_log_decay[(place.token + i) * a.heads + place.head] = gradient[i];
-}
-
-// The same for each channel, without the pairs inside the chunk.
-template <class T>
-void backward_channel(const GatedDelta<T>& a, const Chunk<T>& chunk, BackwardScratch<T>& s) {
-  const std::int64_t row = padded<T>(a.keys);
-  for (std::int64_t c = 0; c < row; c += lanes<T>) {
-    T through[lanes<T>];
-    for (int i = 0; i < lanes<T>; ++i)
-      through[i] = c + i < a.keys ? sum<T>(load(s.d_total + (c + i) * lanes<T>)) : T(0);
-    Vec<T> earlier = load(through) * load(chunk.total + c);
-    for (int l = 0; l < C; ++l) {
-      T* k = s.d_rows + l * row + c;
-      T* q = s.d_rows + (C + l) * row + c;
-      T* out = s.d_out_rows + l * row + c;
-      const Vec<T> since = load(chunk.since + l * row + c);
-      store(k, load(k) * since);
-      store(q, load(q) * since);
-      store(out, load(out) * load(chunk.until + l * row + c));
-      store(s.d_log + l * row + c, earlier);
-      earlier += load(chunk.rows + l * row + c) * load(out);
-    }
-    Vec<T> later{};
-    for (int l = C - 1; l >= 0; --l) {
-      later += load(chunk.rows + l * row + c) * load(s.d_rows + l * row + c) +
-               load(chunk.rows + (C + l) * row + c) * load(s.d_rows + (C + l) * row + c);
-      store(s.d_log + l * row + c, load(s.d_log + l * row + c) + later);
-    }
-  }
-}
-
-// Gradients through the scores, of a head's decay or none: d(kk), d(qk) times the decay are gradients of plain
-// products of keys and queries.
-template <class T>
-void backward_scores(const GatedDelta<T>& a, const Chunk<T>& chunk, BackwardScratch<T>& s) {
-  const std::int64_t row = padded<T>(a.keys);
-  for (int j = 0; j < C; j += lanes<T>) {
-    const Vec<T> column = counting<T>(j);
-    for (int i = 0; i < C; ++i) {
-      const Vec<T> decay = a.fading == Fading::head ? load(chunk.decay + i * C + j) : splat(T(1));
-      T* kk = s.d_scores + i * C + j;
-      T* qk = s.d_scores + (C + i) * C + j;
-      store(kk, column < T(i) ? load(kk) * decay : Vec<T>{});
-      store(qk, column <= T(i) ? load(qk) * decay : Vec<T>{});
-    }
-  }
+void backward_plain(const Chunk<T>& chunk, std::int64_t row, BackwardScratch<T>& s) {
+  for (std::int64_t c = 0; c < C * row; c += lanes<T>) store(s.d_rows + c, load(s.d_rows + c) + load(s.d_keys + c));
   product<T, Into::add>(2 * C, row, C, s.d_scores, C, 1, chunk.rows, row, s.d_rows, row);
   product<T, Into::add>(C, row, 2 * C, s.d_scores, 1, C, chunk.rows, row, s.d_rows, row);
 }
 
-// The same with a decay for each channel, pair by pair: D_ij as products of the range's own decays, and the gradient
-// of log_decay_l as the sum over j < l ≤ i.
 template <class T>
-void backward_channel_scores(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk,
-                             BackwardScratch<T>& s) {
+void backward_head(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, BackwardScratch<T>& s) {
   const std::int64_t row = padded<T>(a.keys);
-  const T* d_kk = s.d_scores;
-  const T* d_qk = s.d_scores + C * C;
+  for (int i = 0; i < C; ++i)
+    for (std::int64_t c = i * row; c < (i + 1) * row; c += lanes<T>) {
+      store(s.d_rows + c, load(s.d_rows + c) * chunk.since[i]);
+      store(s.d_rows + C * row + c, load(s.d_rows + C * row + c) * chunk.since[i]);
+      store(s.d_keys + c, load(s.d_keys + c) * chunk.until[i]);
+    }
+  T by_keys[C], by_queries[C], leaving[C], gradient[C] = {};
+  row_products(chunk.rows, s.d_rows, row, row, by_keys);
+  row_products(chunk.rows + C * row, s.d_rows + C * row, row, row, by_queries);
+  row_products(chunk.rows, s.d_keys, row, row, leaving);
+  for (int i = 0; i < C; ++i) by_keys[i] += by_queries[i];
+  Vec<T> through{};
+  for (std::int64_t c = 0; c < a.keys; ++c) through += load(s.d_total + c * lanes<T>);
+  segments_backward<T, false>(C, s.pairs, C, by_keys, leaving, sum<T>(through) * chunk.total[0], gradient);
+  for (int i = 0; i < place.tokens; ++i) a.d_log_decay[(place.token + i) * a.heads + place.head] = gradient[i];
+  backward_plain(chunk, row, s);
+}
+
+template <class T>
+void backward_channel(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, BackwardScratch<T>& s) {
+  const std::int64_t row = padded<T>(a.keys);
+  for (std::int64_t c = a.keys; c < row; ++c) store(s.d_total + c * lanes<T>, Vec<T>{});
   for (std::int64_t c = 0; c < row; c += lanes<T>) {
-    Vec<T> d_k[C], d_q[C], d_log[C];
+    Vec<T> parts[lanes<T>];
     LAVAGNA_UNROLL
-    for (int i = 0; i < C; ++i) d_k[i] = d_q[i] = d_log[i] = Vec<T>{};
-    for (int j = 0; j < C; ++j) {
-      const Vec<T> k_j = load(chunk.rows + j * row + c);
-      Vec<T> decays[C];
-      Vec<T> decay = splat(T(1));
-      for (int i = j + 1; i < C; ++i) decays[i] = decay *= load(chunk.decay + i * row + c);
-      d_q[j] += d_qk[j * C + j] * k_j;
-      Vec<T> d_k_j = d_qk[j * C + j] * load(chunk.rows + (C + j) * row + c);
-      Vec<T> later{};
-      for (int i = C - 1; i > j; --i) {
-        const Vec<T> faded = decays[i] * k_j;
-        const Vec<T> up = d_kk[i * C + j] * load(chunk.rows + i * row + c) +
-                          d_qk[i * C + j] * load(chunk.rows + (C + i) * row + c);
-        d_k[i] += d_kk[i * C + j] * faded;
-        d_q[i] += d_qk[i * C + j] * faded;
-        d_k_j += decays[i] * up;
-        later += faded * up;
-        d_log[i] += later;
-      }
-      d_k[j] += d_k_j;
-    }
-    for (int i = 0; i < C; ++i) {
-      T* k = s.d_rows + i * row + c;
-      T* q = s.d_rows + (C + i) * row + c;
-      store(k, load(k) + d_k[i]);
-      store(q, load(q) + d_q[i]);
-      store(s.d_log + i * row + c, load(s.d_log + i * row + c) + d_log[i]);
-    }
+    for (int i = 0; i < lanes<T>; ++i) parts[i] = load(s.d_total + (c + i) * lanes<T>);
+    store(s.log_total + c, sums<T>(parts) * load(chunk.total + c));
+  }
+  ChannelDecayGradients<T, 2> d{};
+  d.scores[0] = s.d_scores;
+  d.scores[1] = s.d_scores + C * C;
+  d.reading[0] = s.d_rows;
+  d.reading[1] = s.d_rows + C * row;
+  d.writing = s.d_keys;
+  d.log_total = s.log_total;
+  d.rows[0] = s.d_faded;
+  d.rows[1] = s.d_faded + C * row;
+  d.column = s.d_faded + 2 * C * row;
+  d.log_decay = s.d_log;
+  absorb_backward<T, false, 2>(channels_of(chunk, row, s.turned, s.scores), d);
+  for (std::int64_t c = 0; c < C * row; c += lanes<T>) {
+    store(s.d_rows + c, load(d.rows[0] + c) + load(d.column + c));
+    store(s.d_rows + C * row + c, load(d.rows[1] + c));
   }
   for (int i = 0; i < place.tokens; ++i)
     put_row(a.d_log_decay + ((place.token + i) * a.heads + place.head) * a.keys, s.d_log + i * row, a.keys);
@@ -558,20 +479,31 @@ void backward_chunk(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T
   for (int i = 0; i < place.tokens; ++i) a.d_beta[(place.token + i) * a.heads + place.head] = d_beta[i];
 
   transpose(a.keys, 2 * C, s.d_in, 2 * C, s.d_rows, row);
-  transpose(a.keys, C, s.d_out, C, s.d_out_rows, row);
+  transpose(a.keys, C, s.d_out, C, s.d_keys, row);
   for (std::int64_t c = a.keys; c < row; ++c) {
     for (int i = 0; i < 2 * C; ++i) s.d_rows[i * row + c] = 0;
-    for (int i = 0; i < C; ++i) s.d_out_rows[i * row + c] = 0;
+    for (int i = 0; i < C; ++i) s.d_keys[i * row + c] = 0;
   }
-  if (a.fading == Fading::head) backward_head(a, place, chunk, s);
-  if (a.fading == Fading::channel) backward_channel(a, chunk, s);
-  for (int i = 0; i < C; ++i)
-    for (std::int64_t c = i * row; c < (i + 1) * row; c += lanes<T>)
-      store(s.d_rows + c, load(s.d_rows + c) + load(s.d_out_rows + c));
-  if (a.fading == Fading::channel)
-    backward_channel_scores(a, place, chunk, s);
-  else
-    backward_scores(a, chunk, s);
+  for (int j = 0; j < C; j += lanes<T>)
+    for (int i = 0; i < C; ++i) {
+      const Vec<T> kk = before_column<T>(j, i) ? load(s.d_scores + i * C + j) : Vec<T>{};
+      const Vec<T> qk = before_column<T>(j, i + 1) ? load(s.d_scores + (C + i) * C + j) : Vec<T>{};
+      const Vec<T> between = a.fading == Fading::head ? load(chunk.between + i * C + j) : splat(T(1));
+      store(s.pairs + i * C + j, kk * load(chunk.kk + i * C + j) + qk * load(chunk.qk + i * C + j));
+      store(s.d_scores + i * C + j, kk * between);
+      store(s.d_scores + (C + i) * C + j, qk * between);
+    }
+  switch (a.fading) {
+    case Fading::none:
+      backward_plain(chunk, row, s);
+      break;
+    case Fading::head:
+      backward_head(a, place, chunk, s);
+      break;
+    case Fading::channel:
+      backward_channel(a, place, chunk, s);
+      break;
+  }
 
   store_rows(a, place, a.k, a.k_row, T(1), chunk.norm, chunk.rows, s.d_rows, a.dk);
   store_rows(a, place, a.q, a.q_row, a.scale, chunk.norm + C, chunk.rows + C * row, s.d_rows + C * row, a.dq);
@@ -600,18 +532,16 @@ void backward_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t head
       return Place<T>{head, head / group, first + begin + n * a.chunk, tokens(n), n + 1 < chunks ? tokens(n + 1) : 0,
                       n > 0 ? a.chunk : 0, head % group == 0};
     };
-    Chunk<T> chunk[BackwardScratch<T>::most];
     load_memory(kept + segment * a.heads * size, a.keys, a.values, 0, all, s.memories);
     for (std::int64_t n = 0; n < chunks; ++n) {
-      chunk[n] = s.chunk(n, a.keys);
       const Place<T> here = place(n);
-      prepare(a, head, here.token, here.tokens, chunk[n], s.turned, s.scores);
+      prepare(a, head, here.token, here.tokens, s.chunks[n], s.turned, s.scores);
       const T* memory = s.memories + n * s.memory_size;
-      repeat_chunk(a, here, chunk[n], memory, s.errors + n * s.errors_size,
+      repeat_chunk(a, here, s.chunks[n], memory, s.errors + n * s.errors_size,
                    n + 1 < chunks ? s.memories + (n + 1) * s.memory_size : nullptr, s);
     }
     for (std::int64_t n = chunks; n-- > 0;)
-      backward_chunk(a, place(n), chunk[n], s.memories + n * s.memory_size, s.errors + n * s.errors_size, s);
+      backward_chunk(a, place(n), s.chunks[n], s.memories + n * s.memory_size, s.errors + n * s.errors_size, s);
   }
   store_memory(s.d_memory, a.keys, a.values, 0, all, a.d_state + of_memory);
 }
@@ -620,7 +550,7 @@ template <class T>
 void backward(const void* arguments, std::int64_t begin, std::int64_t end, int thread) {
   const GatedDelta<T>& a = *static_cast<const GatedDelta<T>*>(arguments);
   Pieces<T> pieces{a.scratch + thread * a.scratch_size};
-  BackwardScratch<T> scratch(pieces, a.keys, a.values, a.chunk);
+  BackwardScratch<T> scratch(pieces, a);
   const std::int64_t group = a.heads / a.key_heads;
   for (std::int64_t task = begin; task < end; ++task) {
     const std::int64_t m = task % a.sequences.count;
@@ -631,21 +561,21 @@ void backward(const void* arguments, std::int64_t begin, std::int64_t end, int t
 }
 
 template <class T>
-std::int64_t backward_scratch(std::int64_t keys, std::int64_t values, std::int64_t chunk) {
+std::int64_t backward_scratch(const GatedDelta<T>& a) {
   Pieces<T> pieces{nullptr};
-  BackwardScratch<T>(pieces, keys, values, chunk);
+  BackwardScratch<T>(pieces, a);
   return pieces.used;
+}
+
+template <class T>
+constexpr GatedDeltaForms<T> forms() {
+  return {{forward<T>, forward_scratch<T>},
+          {recurrent<T>, recurrent_scratch<T>},
+          {backward<T>, backward_scratch<T>}};
 }
 
 }  // namespace
 
-const GatedDeltaKernels gated_delta = {
-    {forward<float>, forward<double>},
-    {backward<float>, backward<double>},
-    {recurrent<float>, recurrent<double>},
-    {forward_scratch<float>, forward_scratch<double>},
-    {backward_scratch<float>, backward_scratch<double>},
-    {recurrent_scratch<float>, recurrent_scratch<double>},
-};
+const GatedDeltaKernels gated_delta = {forms<float>(), forms<double>()};
 
 }  // namespace lavagna::LAVAGNA_ISA

@@ -66,14 +66,23 @@ constexpr std::int64_t gated_delta_segment = 64;
   return sequences.begin(m) / gated_delta_segment + m;
 }
 
+// A kernel and how many numbers of scratch a thread needs for a call.
+template <class T>
+struct GatedDeltaKernel {
+  Body run;
+  std::int64_t (*scratch)(const GatedDelta<T>& call);
+};
+
+template <class T>
+struct GatedDeltaForms {
+  GatedDeltaKernel<T> chunk;      // a task is a value head, a block of its columns, a sequence
+  GatedDeltaKernel<T> recurrent;  // a task is a value head, a sequence
+  GatedDeltaKernel<T> backward;   // a task is a key head with its value heads, a sequence
+};
+
 struct GatedDeltaKernels {
-  Body chunk[2];      // float32, float64; a task is a value head, a block of its columns, a sequence
-  Body backward[2];   // a task is a key head with its value heads, a sequence
-  Body recurrent[2];  // a task is a value head, a sequence
-  // Numbers of scratch that a thread needs.
-  std::int64_t (*chunk_scratch[2])(std::int64_t keys, std::int64_t values, std::int64_t chunk);
-  std::int64_t (*backward_scratch[2])(std::int64_t keys, std::int64_t values, std::int64_t chunk);
-  std::int64_t (*recurrent_scratch[2])(std::int64_t keys, std::int64_t values, std::int64_t chunk);
+  GatedDeltaForms<float> float32;
+  GatedDeltaForms<double> float64;
 };
 
 }  // namespace lavagna

@@ -2,7 +2,7 @@
 // derives it; letters as in src/lavagna/ops/delta/README.md.
 #pragma once
 
-#include "../core/product.h"
+#include "../core/decay.h"
 #include "gated_delta.h"
 
 namespace lavagna::LAVAGNA_ISA {
@@ -26,25 +26,26 @@ struct Pieces {
 
 template <class T>
 struct Chunk {
-  T* rows;       // [2C, K], the keys, and under them the queries times scale
-  T* in;         // [2C, K], the same as the entering memory meets them: faded since the chunk began
-  T* out;        // [C, K], keys as the leaving memory keeps them: faded until the chunk ends
-  T* total;      // [K], what is left of the entering memory
-  T* kk;         // [C, C], k_iᵀ D_ij k_j for j < i, 0 elsewhere
-  T* qk;         // [C, C], scale · q_iᵀ D_ij k_j for j ≤ i, 0 elsewhere
-  T* kk_beta;    // kk_ij β_j, of the system for the errors
-  T* beta_kk;    // β_i kk_ij, of the adjoint system
-  T* beta;       // [C]
-  T* norm;       // [2C], 1 / sqrt(Σx² + 1e-6)
-  T* decay;      // D_ij [C, C] of a head; e^log_decay [C, K] of channels
-  T* since;      // D_i0, [C] of a head, [C, K] of channels
-  T* until;      // D_Cj, the same
+  T* rows;     // [2C, K], the keys, and under them the queries times scale
+  T* in;       // [2C, K], the same as the entering memory meets them: faded since the chunk began
+  T* out;      // [C, K], keys as the leaving memory keeps them: faded until the chunk ends
+  T* total;    // [K], what is left of the entering memory
+  T* kk;       // [C, C], k_iᵀ D_ij k_j for j < i, 0 elsewhere
+  T* qk;       // [C, C], scale · q_iᵀ D_ij k_j for j ≤ i, 0 elsewhere
+  T* kk_beta;  // kk_ij β_j, of the system for the errors
+  T* beta_kk;  // β_i kk_ij, of the adjoint system
+  T* beta;     // [C]
+  T* norm;     // [2C], 1 / sqrt(Σx² + 1e-6)
+  T* between;  // [C, C], D_ij of a head
+  T* since;    // [C], D_i0 of a head
+  T* until;    // [C], D_Cj of a head
+  T* decay;    // [C, K], e^log_decay of channels
 
   Chunk() = default;
-  Chunk(Pieces<T>& pieces, std::int64_t keys)
+  Chunk(Pieces<T>& pieces, std::int64_t keys, Fading fading)
       : rows(pieces.take(2 * C * padded<T>(keys))),
-        in(pieces.take(2 * C * padded<T>(keys))),
-        out(pieces.take(C * padded<T>(keys))),
+        in(fading == Fading::none ? rows : pieces.take(2 * C * padded<T>(keys))),
+        out(fading == Fading::none ? rows : pieces.take(C * padded<T>(keys))),
         total(pieces.take(padded<T>(keys))),
         kk(pieces.take(C * C)),
         qk(pieces.take(C * C)),
@@ -52,10 +53,33 @@ struct Chunk {
         beta_kk(pieces.take(C * C)),
         beta(pieces.take(C)),
         norm(pieces.take(2 * C)),
-        decay(pieces.take(C * (padded<T>(keys) > C ? padded<T>(keys) : C))),
-        since(pieces.take(C * padded<T>(keys))),
-        until(pieces.take(C * padded<T>(keys))) {}
+        between(pieces.take(C * C)),
+        since(pieces.take(C)),
+        until(pieces.take(C)),
+        decay(fading == Fading::channel ? pieces.take(C * padded<T>(keys)) : nullptr) {}
 };
+
+// A chunk is one sub-block of core/decay.h, so that what is faded since its own start or the chunk's is the same.
+// `turned` is scratch for [K, C] numbers, `scores` for [2C, C].
+static_assert(C == sub_block);
+template <class T>
+ChannelDecay<T, 2> channels_of(const Chunk<T>& chunk, std::int64_t row, T* turned, T* scores) {
+  ChannelDecay<T, 2> x{};
+  x.tokens = C;
+  x.channels = row;
+  x.row = C;
+  x.log_decay = x.decay = chunk.decay;
+  x.rows[0] = x.column = chunk.rows;
+  x.rows[1] = chunk.rows + C * row;
+  x.since[0] = x.reading[0] = chunk.in;
+  x.since[1] = x.reading[1] = chunk.in + C * row;
+  x.until = x.writing = chunk.out;
+  x.blocks = x.total = chunk.total;
+  x.scores[0] = scores;
+  x.scores[1] = scores + C * C;
+  x.turned = turned;
+  return x;
+}
 
 // `count` numbers into a row of whole vectors, zeros behind them.
 template <class T>
@@ -77,13 +101,10 @@ LAVAGNA_INLINE void put_row(T* to, const T* row, std::int64_t count) {
   if (j < count) store_part(to + j, load(row + j), static_cast<int>(count - j));
 }
 
-// 0, 1, 2, ... plus `first`.
+// Which of the columns beginning at `first` lie before column i.
 template <class T>
-LAVAGNA_INLINE Vec<T> counting(int first) {
-  Vec<T> v{};
-  LAVAGNA_UNROLL
-  for (int i = 0; i < lanes<T>; ++i) v[i] = T(first + i);
-  return v;
+LAVAGNA_INLINE typename Number<T>::I before_column(int first, int i) {
+  return lane_numbers<T>() < static_cast<typename Number<T>::Int>(i - first);
 }
 
 // Σ_j a_ij b_ij for C rows.
@@ -131,102 +152,27 @@ void load_rows(const T* from, std::int64_t from_row, std::int64_t tokens, std::i
     for (std::int64_t j = 0; j < row; j += lanes<T>) store(rows + i * row + j, load(rows + i * row + j) * factor[i]);
 }
 
-// One decay a head: D_ij, D_i0, D_Cj, each e^(sum of the range's own terms), and the rows that they fade.
+// One decay a head: D_ij, D_i0, D_Cj and the rows that they fade.
 template <class T>
-void fade_by_head(const GatedDelta<T>& a, const T* log_decay, std::int64_t tokens, Chunk<T>& chunk) {
+void fade_by_head(const GatedDelta<T>& a, const T* log_decay, std::int64_t tokens, const Chunk<T>& chunk) {
   const std::int64_t row = padded<T>(a.keys);
-  T steps[C];  // in powers of two
-  for (int i = 0; i < C; ++i) steps[i] = i < tokens ? log_decay[i * a.log_decay_row] * log2_e<T> : T(0);
-  T sum = 0;
-  for (int i = 0; i < C; ++i) chunk.since[i] = sum += steps[i];
-  sum = 0;
-  for (int j = C - 1; j >= 0; --j) {
-    chunk.until[j] = sum;
-    sum += steps[j];
-  }
-  for (int j = 0; j < C; j += lanes<T>) {
-    store(chunk.since + j, exp2(load(chunk.since + j)));
-    store(chunk.until + j, exp2(load(chunk.until + j)));
-    const Vec<T> column = counting<T>(j);
-    Vec<T> sums{};
-    for (int i = 0; i < C; ++i) {
-      sums = column < T(i) ? sums + steps[i] : Vec<T>{};
-      store(chunk.decay + i * C + j, exp2(sums));
-    }
-  }
+  T each[C];
+  for (int i = 0; i < C; ++i) each[i] = i < tokens ? log_decay[i * a.log_decay_row] : T(0);
+  const T total = segments<T, false>(C, each, chunk.between, C, chunk.since, chunk.until);
   for (int i = 0; i < C; ++i)
-    for (std::int64_t c = 0; c < row; c += lanes<T>) {
-      const Vec<T> k = load(chunk.rows + i * row + c);
-      store(chunk.in + i * row + c, k * chunk.since[i]);
-      store(chunk.in + (C + i) * row + c, load(chunk.rows + (C + i) * row + c) * chunk.since[i]);
-      store(chunk.out + i * row + c, k * chunk.until[i]);
+    for (std::int64_t c = i * row; c < (i + 1) * row; c += lanes<T>) {
+      const Vec<T> k = load(chunk.rows + c);
+      store(chunk.in + c, k * chunk.since[i]);
+      store(chunk.in + C * row + c, load(chunk.rows + C * row + c) * chunk.since[i]);
+      store(chunk.out + c, k * chunk.until[i]);
     }
-  for (std::int64_t c = 0; c < row; c += lanes<T>) store(chunk.total + c, splat(chunk.since[C - 1]));
-}
-
-// One decay a key channel; those over ranges are products of the range's own.
-template <class T>
-void fade_by_channel(const GatedDelta<T>& a, const T* log_decay, std::int64_t tokens, Chunk<T>& chunk) {
-  const std::int64_t row = padded<T>(a.keys);
-  for (int i = 0; i < C; ++i) {
-    if (i < tokens)
-      fill_row(chunk.decay + i * row, log_decay + i * a.log_decay_row, a.keys);
-    else
-      clear_row(chunk.decay + i * row, row);
-  }
-  for (std::int64_t c = 0; c < row; c += lanes<T>) {
-    Vec<T> since = splat(T(1));
-    for (int i = 0; i < C; ++i) {
-      const Vec<T> decay = exp<T>(load(chunk.decay + i * row + c));
-      since *= decay;
-      store(chunk.decay + i * row + c, decay);
-      store(chunk.since + i * row + c, since);
-      store(chunk.in + i * row + c, load(chunk.rows + i * row + c) * since);
-      store(chunk.in + (C + i) * row + c, load(chunk.rows + (C + i) * row + c) * since);
-    }
-    store(chunk.total + c, since);
-    Vec<T> until = splat(T(1));
-    for (int j = C - 1; j >= 0; --j) {
-      store(chunk.until + j * row + c, until);
-      store(chunk.out + j * row + c, load(chunk.rows + j * row + c) * until);
-      until *= load(chunk.decay + j * row + c);
-    }
-  }
-}
-
-// Rows i of k_iᵀ D_ij k_j and q_iᵀ D_ij k_j for first ≤ i < first + C/2 with D of channels, keys in the lanes: channel
-// by channel, `faded` [K, C] holds D_ij k_j of the row before, and a row fades the lanes before it once more.
-template <class T, int first>
-void channel_scores(std::int64_t keys, std::int64_t row, const T* rows, const T* decay, T* faded, T* scores) {
-  constexpr int half = C / 2;
-  LAVAGNA_UNROLL
-  for (int j = 0; j < C; j += lanes<T>) {
-    const Vec<T> column = counting<T>(j);
-    Vec<T> kk[half], qk[half];
-    LAVAGNA_UNROLL
-    for (int i = 0; i < half; ++i) kk[i] = qk[i] = Vec<T>{};
-    for (std::int64_t c = 0; c < keys; ++c) {
-      Vec<T> k = load(faded + c * C + j);
-      LAVAGNA_UNROLL
-      for (int i = 0; i < half; ++i) {
-        k = column < T(first + i) ? k * decay[(first + i) * row + c] : k;
-        kk[i] += rows[(first + i) * row + c] * k;
-        qk[i] += rows[(C + first + i) * row + c] * k;
-      }
-      store(faded + c * C + j, k);
-    }
-    LAVAGNA_UNROLL
-    for (int i = 0; i < half; ++i) {
-      store(scores + (first + i) * C + j, kk[i]);
-      store(scores + (C + first + i) * C + j, qk[i]);
-    }
-  }
+  for (std::int64_t c = 0; c < row; c += lanes<T>) store(chunk.total + c, splat(total));
 }
 
 // All of a chunk. `turned` is scratch for [K, C] numbers, `scores` for [2C, C].
 template <class T>
-void prepare(const GatedDelta<T>& a, std::int64_t head, std::int64_t token, std::int64_t tokens, Chunk<T>& chunk,
-             T* turned, T* scores) {
+void prepare(const GatedDelta<T>& a, std::int64_t head, std::int64_t token, std::int64_t tokens,
+             const Chunk<T>& chunk, T* turned, T* scores) {
   const std::int64_t row = padded<T>(a.keys);
   const std::int64_t key_head = head / (a.heads / a.key_heads);
   load_rows(a.k + token * a.k_row + key_head * a.keys, a.k_row, tokens, a.keys, a.unit, T(1), chunk.rows, chunk.norm);
@@ -234,29 +180,29 @@ void prepare(const GatedDelta<T>& a, std::int64_t head, std::int64_t token, std:
             chunk.norm + C);
   for (int i = 0; i < C; ++i) chunk.beta[i] = i < tokens ? a.beta[(token + i) * a.beta_row + head] : T(0);
 
-  transpose(C, a.keys, chunk.rows, row, turned, C);
   if (a.fading == Fading::channel) {
-    fade_by_channel(a, a.log_decay + token * a.log_decay_row + head * a.keys, tokens, chunk);
-    channel_scores<T, 0>(a.keys, row, chunk.rows, chunk.decay, turned, scores);
-    channel_scores<T, C / 2>(a.keys, row, chunk.rows, chunk.decay, turned, scores);
-  } else {
-    product<T, Into::set>(2 * C, C, a.keys, chunk.rows, row, 1, turned, C, scores, C);
-    if (a.fading == Fading::head) {
-      fade_by_head(a, a.log_decay + token * a.log_decay_row + head, tokens, chunk);
-    } else {
-      chunk.in = chunk.rows;
-      chunk.out = chunk.rows;
-      for (std::int64_t c = 0; c < row; c += lanes<T>) store(chunk.total + c, splat(T(1)));
+    for (int i = 0; i < C; ++i) {
+      if (i < tokens)
+        fill_row(chunk.decay + i * row, a.log_decay + (token + i) * a.log_decay_row + head * a.keys, a.keys);
+      else
+        clear_row(chunk.decay + i * row, row);
     }
+    absorb<T, false, 2>(channels_of(chunk, row, turned, scores));
+  } else {
+    transpose(C, a.keys, chunk.rows, row, turned, C);
+    product<T, Into::set>(2 * C, C, a.keys, chunk.rows, row, 1, turned, C, scores, C);
+    if (a.fading == Fading::head)
+      fade_by_head(a, a.log_decay + token * a.log_decay_row + head, tokens, chunk);
+    else
+      for (std::int64_t c = 0; c < row; c += lanes<T>) store(chunk.total + c, splat(T(1)));
   }
 
   for (int j = 0; j < C; j += lanes<T>) {
-    const Vec<T> column = counting<T>(j);
     const Vec<T> beta = load(chunk.beta + j);
     for (int i = 0; i < C; ++i) {
-      const Vec<T> decay = a.fading == Fading::head ? load(chunk.decay + i * C + j) : splat(T(1));
-      const Vec<T> kk = column < T(i) ? load(scores + i * C + j) * decay : Vec<T>{};
-      const Vec<T> qk = column <= T(i) ? load(scores + (C + i) * C + j) * decay : Vec<T>{};
+      const Vec<T> between = a.fading == Fading::head ? load(chunk.between + i * C + j) : splat(T(1));
+      const Vec<T> kk = before_column<T>(j, i) ? load(scores + i * C + j) * between : Vec<T>{};
+      const Vec<T> qk = before_column<T>(j, i + 1) ? load(scores + (C + i) * C + j) * between : Vec<T>{};
       store(chunk.kk + i * C + j, kk);
       store(chunk.qk + i * C + j, qk);
       store(chunk.kk_beta + i * C + j, kk * beta);

@@ -77,10 +77,9 @@ LAVAGNA_INLINE void one_token(const Token<T>& token, std::int64_t keys, std::int
                           o + j, nullptr);
 }
 
-// Numbers of scratch that a thread needs.
 template <class T>
-std::int64_t recurrent_scratch(std::int64_t keys, std::int64_t, std::int64_t) {
-  return (3 * padded<T>(keys) + 15) / 16 * 16;
+std::int64_t recurrent_scratch(const GatedDelta<T>& a) {
+  return (3 * padded<T>(a.keys) + 15) / 16 * 16;
 }
 
 template <class T>
