@@ -15,6 +15,7 @@ void bind_rms_norm(nb::module_& module);
 void bind_gated_delta(nb::module_& module);
 void bind_gated_linear(nb::module_& module);
 void bind_short_conv(nb::module_& module);
+void bind_skinny_linear(nb::module_& module);
 
 namespace lavagna {
 

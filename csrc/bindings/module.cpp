@@ -36,4 +36,5 @@ NB_MODULE(_native, module) {
   bind_gated_delta(module);
   bind_gated_linear(module);
   bind_short_conv(module);
+  bind_skinny_linear(module);
 }

@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..ops.softmax.api import attention
 from ..ops.softmax.cache import KVCache
 from .base import Mixer
+from .parts.linear import Linear
 from .parts.norms import HeadNorm
 from .parts.options import above_zero, at_least_one, divide, one_of
 from .parts.positions import Position, positions, rotate
@@ -94,13 +95,13 @@ class Attention(Mixer):
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.position, self.rope_theta, self.turned = position, rope_theta, int(turned)
         self.causal, self.window = causal, window
-        self.q_proj = nn.Linear(width, heads * head_dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(width, kv_heads * head_dim, bias=qkv_bias)
-        self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=qkv_bias)
-        self.gate_proj = nn.Linear(width, heads * head_dim, bias=False) if gate else None
+        self.q_proj = Linear(width, heads * head_dim, bias=qkv_bias)
+        self.k_proj = Linear(width, kv_heads * head_dim, bias=qkv_bias)
+        self.v_proj = Linear(width, kv_heads * head_dim, bias=qkv_bias)
+        self.gate_proj = Linear(width, heads * head_dim, bias=False) if gate else None
         self.q_norm = HeadNorm(head_dim, eps=norm_eps) if qk_norm == "rmsnorm" else nn.Identity()
         self.k_norm = HeadNorm(head_dim, eps=norm_eps) if qk_norm == "rmsnorm" else nn.Identity()
-        self.out_proj = nn.Linear(heads * head_dim, width, bias=out_bias)
+        self.out_proj = Linear(heads * head_dim, width, bias=out_bias)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Mixer
+from .parts.linear import Linear
 from .parts.options import at_least_one
 from .parts.shift import previous_token, shift_weights
 
@@ -44,9 +45,9 @@ class ChannelMix(Mixer):
         hidden = 7 * width // 2 if hidden is None else hidden
         self.mu_k = nn.Parameter(shift_weights(width, 0.5))
         self.mu_r = nn.Parameter(shift_weights(width, 0.5))
-        self.in_proj = nn.Linear(width, hidden, bias=False)
-        self.gate_proj = nn.Linear(width, width, bias=False)
-        self.out_proj = nn.Linear(hidden, width, bias=False)
+        self.in_proj = Linear(width, hidden, bias=False)
+        self.gate_proj = Linear(width, width, bias=False)
+        self.out_proj = Linear(hidden, width, bias=False)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

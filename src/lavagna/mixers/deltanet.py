@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..ops.delta.api import gated_delta
@@ -13,6 +13,7 @@ from .base import Mixer
 from .parts import feature_maps
 from .parts.conv import ShortConv
 from .parts.feature_maps import FeatureMap
+from .parts.linear import Linear
 from .parts.norms import HeadNorm, OptionalNorm
 from .parts.options import above_zero, at_least_one, divide, one_of
 from .parts.precision import wide
@@ -89,12 +90,12 @@ class DeltaNet(Mixer):
         self.value_dim = divide("deltanet", "width", width, "heads", heads) if value_dim is None else value_dim
         keys, values = heads * self.key_dim, heads * self.value_dim
         self.sizes = [keys, keys, values]
-        self.qkv_proj = nn.Linear(width, sum(self.sizes), bias=False)
+        self.qkv_proj = Linear(width, sum(self.sizes), bias=False)
         self.conv = None if conv_taps is None else ShortConv(sum(self.sizes), conv_taps, bias=False)
-        self.b_proj = nn.Linear(width, heads, bias=False)
-        self.gate_proj = nn.Linear(width, values, bias=False) if gate else None
+        self.b_proj = Linear(width, heads, bias=False)
+        self.gate_proj = Linear(width, values, bias=False) if gate else None
         self.norm = None if norm == "none" else HeadNorm(self.value_dim, kind=norm, gate="silu", eps=norm_eps)
-        self.out_proj = nn.Linear(values, width, bias=False)
+        self.out_proj = Linear(values, width, bias=False)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

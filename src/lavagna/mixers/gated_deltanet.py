@@ -11,6 +11,7 @@ from ..ops.delta.api import gated_delta
 from .base import Mixer
 from .parts.conv import ShortConv
 from .parts.gates import dt_bias, softplus_decay
+from .parts.linear import Linear
 from .parts.norms import HeadNorm
 from .parts.options import above_zero, at_least_one, divide
 from .parts.precision import wide
@@ -77,15 +78,15 @@ class GatedDeltaNet(Mixer):
         self.beta_max = 2 if negative_eigenvalues else 1
         values = value_heads * value_dim
         self.sizes = [heads * key_dim, heads * key_dim, values]
-        self.qkv_proj = nn.Linear(width, sum(self.sizes), bias=False)
+        self.qkv_proj = Linear(width, sum(self.sizes), bias=False)
         self.conv = ShortConv(sum(self.sizes), conv_taps, bias=False)
-        self.a_proj = nn.Linear(width, value_heads, bias=False)
-        self.b_proj = nn.Linear(width, value_heads, bias=False)
+        self.a_proj = Linear(width, value_heads, bias=False)
+        self.b_proj = Linear(width, value_heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(value_heads).uniform_(1e-2, 16).log())
         self.dt_bias = nn.Parameter(dt_bias(value_heads))
-        self.gate_proj = nn.Linear(width, values, bias=False)
+        self.gate_proj = Linear(width, values, bias=False)
         self.norm = HeadNorm(value_dim, gate="silu", eps=norm_eps)
-        self.out_proj = nn.Linear(values, width, bias=False)
+        self.out_proj = Linear(values, width, bias=False)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

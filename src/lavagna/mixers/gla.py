@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..ops.linear.api import gated_linear
 from .base import Mixer
 from .parts.gates import LowRank
+from .parts.linear import Linear
 from .parts.norms import HeadNorm, Norm
 from .parts.options import above_zero, at_least_one, divide, one_of
 from .parts.precision import wide
@@ -69,13 +70,13 @@ class GLA(Mixer):
         self.key_dim = divide("gla", "width", width, "2 heads", 2 * heads) if key_dim is None else key_dim
         self.value_dim = divide("gla", "width", width, "heads", heads) if value_dim is None else value_dim
         keys, values = heads * self.key_dim, heads * self.value_dim
-        self.q_proj = nn.Linear(width, keys, bias=False)
-        self.k_proj = nn.Linear(width, keys, bias=False)
-        self.v_proj = nn.Linear(width, values, bias=False)
+        self.q_proj = Linear(width, keys, bias=False)
+        self.k_proj = Linear(width, keys, bias=False)
+        self.v_proj = Linear(width, values, bias=False)
         self.decay_proj = LowRank(width, gate_rank, keys, bias=True)
-        self.gate_proj = nn.Linear(width, values, bias=gate_bias)
+        self.gate_proj = Linear(width, values, bias=gate_bias)
         self.norm = HeadNorm(self.value_dim, kind=norm, gate="silu", eps=norm_eps)
-        self.out_proj = nn.Linear(values, width, bias=False)
+        self.out_proj = Linear(values, width, bias=False)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

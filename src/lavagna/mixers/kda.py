@@ -11,6 +11,7 @@ from ..ops.delta.api import gated_delta
 from .base import Mixer
 from .parts.conv import ShortConv
 from .parts.gates import LowRank, dt_bias, softplus_decay
+from .parts.linear import Linear
 from .parts.norms import HeadNorm
 from .parts.options import above_zero, at_least_one, divide
 from .parts.precision import wide
@@ -72,15 +73,15 @@ class KDA(Mixer):
         self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
         keys, values = heads * key_dim, heads * value_dim
         self.sizes = [keys, keys, values]
-        self.qkv_proj = nn.Linear(width, sum(self.sizes), bias=False)
+        self.qkv_proj = Linear(width, sum(self.sizes), bias=False)
         self.conv = ShortConv(sum(self.sizes), conv_taps, bias=False)
-        self.b_proj = nn.Linear(width, heads, bias=False)
+        self.b_proj = Linear(width, heads, bias=False)
         self.decay_proj = LowRank(width, rank, keys)
         self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
         self.dt_bias = nn.Parameter(dt_bias(keys).unflatten(0, (heads, key_dim)))
         self.gate_proj = LowRank(width, rank, values)
         self.norm = HeadNorm(value_dim, gate="sigmoid", eps=norm_eps)
-        self.out_proj = nn.Linear(values, width, bias=False)
+        self.out_proj = Linear(values, width, bias=False)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

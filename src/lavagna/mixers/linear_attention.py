@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..ops.linear.api import LinearState, gated_linear
 from .base import Mixer
 from .parts import feature_maps
 from .parts.feature_maps import FeatureMap
+from .parts.linear import Linear
 from .parts.norms import HeadNorm, OptionalNorm
 from .parts.options import above_zero, at_least_one, divide, one_of
 
@@ -74,11 +75,11 @@ class LinearAttention(Mixer):
             )
         self.heads, self.head_dim = heads, head_dim
         self.feature_map, self.nu, self.normalizer = feature_map, nu, normalizer
-        self.q_proj = nn.Linear(width, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(width, heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(width, heads * head_dim, bias=False)
+        self.q_proj = Linear(width, heads * head_dim, bias=False)
+        self.k_proj = Linear(width, heads * head_dim, bias=False)
+        self.v_proj = Linear(width, heads * head_dim, bias=False)
         self.norm = None if norm == "none" else HeadNorm(head_dim, kind=norm, eps=norm_eps)
-        self.out_proj = nn.Linear(heads * head_dim, width, bias=False)
+        self.out_proj = Linear(heads * head_dim, width, bias=False)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -11,6 +11,7 @@ from ..ops.selective.api import selective_scan
 from .base import Mixer
 from .parts.conv import ShortConv
 from .parts.gates import dt_bias
+from .parts.linear import Linear
 from .parts.norms import HeadNorm
 from .parts.options import above_zero, at_least_one
 from .parts.precision import wide
@@ -82,10 +83,10 @@ class Mamba(Mixer):
         rank = -(-width // 16) if dt_rank is None else dt_rank
         #: sizes of Δ', B and C in x_proj; 0 for a constant one
         self.sizes = [rank * selective_dt, state_size * selective_B, state_size * selective_C]
-        self.in_proj = nn.Linear(width, 2 * inner, bias=bias)
+        self.in_proj = Linear(width, 2 * inner, bias=bias)
         self.conv = ShortConv(inner, conv_taps, bias=conv_bias)
-        self.x_proj = nn.Linear(inner, sum(self.sizes), bias=False) if any(self.sizes) else None
-        self.dt_proj = nn.Linear(rank, inner, bias=False) if selective_dt else None
+        self.x_proj = Linear(inner, sum(self.sizes), bias=False) if any(self.sizes) else None
+        self.dt_proj = Linear(rank, inner, bias=False) if selective_dt else None
         if self.dt_proj is not None:
             nn.init.uniform_(self.dt_proj.weight, -(rank**-0.5), rank**-0.5)
         self.dt_bias = nn.Parameter(dt_bias(inner))
@@ -97,7 +98,7 @@ class Mamba(Mixer):
         self.norms = nn.ModuleDict(
             {name: HeadNorm(size, eps=norm_eps) for name, size in zip(names, self.sizes, strict=False) if size}
         )
-        self.out_proj = nn.Linear(inner, width, bias=bias)
+        self.out_proj = Linear(inner, width, bias=bias)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -14,6 +14,7 @@ from ..ops.linear.api import gated_linear
 from .base import Mixer
 from .parts.conv import ShortConv
 from .parts.gates import dt_bias
+from .parts.linear import Linear
 from .parts.norms import HeadNorm
 from .parts.options import above_zero, at_least_one, divide
 from .parts.precision import wide
@@ -93,13 +94,13 @@ class Mamba2(Mixer):
         shared = groups * state_size
         self.conv_sizes = [inner, shared, shared]
         self.sizes = [inner, sum(self.conv_sizes), heads]
-        self.in_proj = nn.Linear(width, sum(self.sizes), bias=bias)
+        self.in_proj = Linear(width, sum(self.sizes), bias=bias)
         self.conv = ShortConv(sum(self.conv_sizes), conv_taps, bias=conv_bias)
         self.dt_bias = nn.Parameter(dt_bias(heads))
         self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
         self.D = nn.Parameter(torch.ones(heads))
         self.norm = HeadNorm(inner // groups, heads=groups, gate_first=not norm_before_gate, eps=norm_eps)
-        self.out_proj = nn.Linear(inner, width, bias=bias)
+        self.out_proj = Linear(inner, width, bias=bias)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError
 from .base import Mixer
+from .parts.linear import Linear
 from .parts.options import at_least_one
 
 __all__ = ["GeluMLP", "ReluMLP", "SwiGLU"]
@@ -48,8 +49,8 @@ class ReluMLP(_Stateless):
         super().__init__(width)
         at_least_one("mlp", hidden=hidden)
         hidden = 4 * width if hidden is None else hidden
-        self.in_proj = nn.Linear(width, hidden, bias=bias)
-        self.out_proj = nn.Linear(hidden, width, bias=bias)
+        self.in_proj = Linear(width, hidden, bias=bias)
+        self.out_proj = Linear(hidden, width, bias=bias)
 
     def transform(self, x: Tensor) -> Tensor:
         return self.out_proj(F.relu(self.in_proj(x)))
@@ -93,9 +94,9 @@ class SwiGLU(_Stateless):
         super().__init__(width)
         at_least_one("mlp", hidden=hidden)
         hidden = -(-8 * width // 3 // 8) * 8 if hidden is None else hidden
-        self.gate_proj = nn.Linear(width, hidden, bias=bias)
-        self.in_proj = nn.Linear(width, hidden, bias=bias)
-        self.out_proj = nn.Linear(hidden, width, bias=bias)
+        self.gate_proj = Linear(width, hidden, bias=bias)
+        self.in_proj = Linear(width, hidden, bias=bias)
+        self.out_proj = Linear(hidden, width, bias=bias)
 
     def transform(self, x: Tensor) -> Tensor:
         return self.out_proj(F.silu(self.gate_proj(x)) * self.in_proj(x))

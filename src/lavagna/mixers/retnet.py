@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..ops.linear.api import gated_linear
 from .base import Mixer, state_dtype
+from .parts.linear import Linear
 from .parts.norms import HeadNorm, Norm
 from .parts.options import above_zero, at_least_one, divide, one_of
 from .parts.positions import Position, positions, rotate
@@ -73,12 +74,12 @@ class RetNet(Mixer):
             raise ConfigError(f"retnet: key_dim must be even for rotary positions, got {key_dim}")
         self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
         self.position, self.rope_theta = position, rope_theta
-        self.q_proj = nn.Linear(width, heads * key_dim, bias=False)
-        self.k_proj = nn.Linear(width, heads * key_dim, bias=False)
-        self.v_proj = nn.Linear(width, heads * value_dim, bias=False)
-        self.gate_proj = nn.Linear(width, heads * value_dim, bias=False)
+        self.q_proj = Linear(width, heads * key_dim, bias=False)
+        self.k_proj = Linear(width, heads * key_dim, bias=False)
+        self.v_proj = Linear(width, heads * value_dim, bias=False)
+        self.gate_proj = Linear(width, heads * value_dim, bias=False)
         self.norm = HeadNorm(value_dim, kind=norm, gate="silu", eps=norm_eps)
-        self.out_proj = nn.Linear(heads * value_dim, width, bias=False)
+        self.out_proj = Linear(heads * value_dim, width, bias=False)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..ops.linear.api import gated_linear
 from .base import Mixer
+from .parts.linear import Linear
 from .parts.norms import HeadNorm
 from .parts.options import above_zero, at_least_one, divide
 from .parts.precision import wide
@@ -73,24 +74,24 @@ class RWKV6(Mixer):
         late = shift_weights(width, 0.25)
         self.mu_x = nn.Parameter(middle.clone())
         self.mu = nn.Parameter(torch.stack([middle, middle, shift_weights(width, 0.5, 0.15), late, late]))
-        self.shift_down = nn.Linear(width, 5 * shift_rank, bias=False)
+        self.shift_down = Linear(width, 5 * shift_rank, bias=False)
         self.shift_up = nn.Parameter(torch.empty(5, shift_rank, width).uniform_(-0.01, 0.01))
         i = torch.arange(width)
         n = i / max(width - 1, 1)
         self.decay = nn.Parameter(-6 + 5 * n**1.35)
-        self.decay_down = nn.Linear(width, decay_rank, bias=False)
-        self.decay_up = nn.Linear(decay_rank, width, bias=False)
+        self.decay_down = Linear(width, decay_rank, bias=False)
+        self.decay_up = Linear(decay_rank, width, bias=False)
         nn.init.zeros_(self.shift_down.weight)
         nn.init.zeros_(self.decay_down.weight)
         nn.init.uniform_(self.decay_up.weight, -0.01, 0.01)
         bonus = (1 - n) / 2 + ((i + 1) % 3 - 1) / 10
         self.bonus = nn.Parameter(bonus.unflatten(0, (heads, self.head_dim)))
-        self.r_proj = nn.Linear(width, width, bias=False)
-        self.k_proj = nn.Linear(width, width, bias=False)
-        self.v_proj = nn.Linear(width, width, bias=False)
-        self.gate_proj = nn.Linear(width, width, bias=False)
+        self.r_proj = Linear(width, width, bias=False)
+        self.k_proj = Linear(width, width, bias=False)
+        self.v_proj = Linear(width, width, bias=False)
+        self.gate_proj = Linear(width, width, bias=False)
         self.norm = HeadNorm(self.head_dim, heads=heads, kind="layernorm", gate="silu", eps=norm_eps)
-        self.out_proj = nn.Linear(width, width, bias=False)
+        self.out_proj = Linear(width, width, bias=False)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

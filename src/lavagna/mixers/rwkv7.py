@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..ops.dplr.api import generalized_delta
 from .base import Mixer
+from .parts.linear import Linear
 from .parts.norms import HeadNorm
 from .parts.options import above_zero, at_least_one, divide
 from .parts.precision import wide
@@ -144,16 +145,16 @@ def _rank(factor: float, width: int) -> int:
     return max(32, 32 * round(factor * width**0.5 / 32))
 
 
-def _low_rank(width: int, rank: int) -> tuple[nn.Linear, nn.Linear]:
+def _low_rank(width: int, rank: int) -> tuple[Linear, Linear]:
     """A [rank, D] of zeros and an orthogonal B [D, rank], .1 times (more where it has more columns than rows)."""
-    down, up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+    down, up = Linear(width, rank, bias=False), Linear(rank, width, bias=False)
     nn.init.zeros_(down.weight)
     nn.init.orthogonal_(up.weight, gain=0.1 * max(1.0, rank / width) ** 0.5)
     return down, up
 
 
-def _uniform(width: int, bound: float) -> nn.Linear:
+def _uniform(width: int, bound: float) -> Linear:
     """W [D, D] uniform in ±bound · D^-½."""
-    projection = nn.Linear(width, width, bias=False)
+    projection = Linear(width, width, bias=False)
     nn.init.uniform_(projection.weight, -bound * width**-0.5, bound * width**-0.5)
     return projection

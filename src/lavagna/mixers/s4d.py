@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..ops.diagonal.api import diagonal_ssm
 from .base import Mixer, state_dtype
+from .parts.linear import Linear
 from .parts.options import at_least_one
 from .parts.precision import wide
 
@@ -60,7 +61,7 @@ class S4D(Mixer):
         # A standard complex normal has variance one half in each part.
         self.C = nn.Parameter(torch.randn(size) if real else torch.randn(*size, 2) * math.sqrt(0.5))
         self.D = nn.Parameter(torch.randn(width))
-        self.out_proj = nn.Linear(width, 2 * width)
+        self.out_proj = Linear(width, 2 * width)
 
     def init_state(
         self, batch_size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

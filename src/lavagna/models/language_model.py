@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..mixers.parts.linear import Linear
 from .backbone import Backbone
 from .config import ClassifierConfig, LanguageModelConfig
 from .state import ModelState
@@ -35,7 +36,7 @@ class LanguageModel(Backbone):
     config_class: ClassVar[type[LanguageModelConfig]] = LanguageModelConfig
 
     def make_head(self) -> None:
-        self.head: nn.Module = nn.Linear(self.config.width, self.config.vocab_size, bias=False)
+        self.head: nn.Module = Linear(self.config.width, self.config.vocab_size, bias=False)
         if self.config.tied:
             self.head.weight = self.embedding.weight
         else:
@@ -67,7 +68,7 @@ class Classifier(Backbone):
     config_class: ClassVar[type[LanguageModelConfig]] = ClassifierConfig
 
     def make_head(self) -> None:
-        self.head: nn.Module = nn.Linear(self.config.width, self.config.classes)
+        self.head: nn.Module = Linear(self.config.width, self.config.classes)
 
     def forward(
         self,

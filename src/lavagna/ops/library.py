@@ -53,7 +53,7 @@ def define(
     operator = getattr(torch.ops.lavagna, name).default
 
     def call(*arguments: Any) -> Any:
-        if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return operator(*arguments)
         # To find out that no gradient is wanted takes torch longer than a step takes the kernel.
         with torch._C._AutoDispatchBelowAutograd():

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .linear import Linear
 from .precision import wide
 
 __all__ = ["LowRank", "dt_bias", "softplus_decay"]
@@ -44,8 +45,8 @@ class LowRank(nn.Module):
 
     def __init__(self, in_features: int, rank: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.down = nn.Linear(in_features, rank, bias=False)
-        self.up = nn.Linear(rank, out_features, bias=bias)
+        self.down = Linear(in_features, rank, bias=False)
+        self.up = Linear(rank, out_features, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.up(self.down(x))

@@ -1,0 +1,184 @@
+// Products of a few rows with a matrix that is read from memory once. docs/performance/decode.md explains it.
+#include "skinny_linear.h"
+
+#include "../core/vec.h"
+
+namespace lavagna::LAVAGNA_ISA {
+namespace {
+
+using Half = std::uint16_t;  // bfloat16: the upper half of a float32
+
+LAVAGNA_INLINE float widen(float x) { return x; }
+
+LAVAGNA_INLINE float widen(Half x) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(x) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+LAVAGNA_INLINE void narrow(VecF x, float* to) { store(to, x); }
+
+// To the nearest, ties to even; a NaN stays one.
+LAVAGNA_INLINE void narrow(VecF x, Half* to) {
+  VecI32 bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits += 0x7fff + (bits >> 16 & 1);
+  bits = x == x ? bits >> 16 : bits - bits + 0x7fc0;
+  for (int i = 0; i < lanes<float>; ++i) to[i] = static_cast<Half>(bits[i]);
+}
+
+// A step of a dot product: the numbers of W in one vector's memory, as `parts` vectors of float32.
+//
+// Of two bfloat16 in 32 bits, the upper one is a float32 but for digits that must go, the lower one a shift away. So a
+// vector gives its even numbers and its odd ones, and x is spread in this order.
+template <class W>
+struct Step;
+
+template <>
+struct Step<float> {
+  static constexpr int parts = 1;
+  static LAVAGNA_INLINE VecF part(VecI32 raw, int) {
+    VecF v;
+    std::memcpy(&v, &raw, sizeof v);
+    return v;
+  }
+};
+
+template <>
+struct Step<Half> {
+  static constexpr int parts = 2;
+  static LAVAGNA_INLINE VecF part(VecI32 raw, int p) {
+    const VecI32 bits = p == 0 ? raw << 16 : raw & static_cast<std::int32_t>(0xffff0000);
+    VecF v;
+    std::memcpy(&v, &bits, sizeof v);
+    return v;
+  }
+};
+
+template <class W>
+constexpr int step = LAVAGNA_VECTOR_BYTES / sizeof(W);
+
+// Where the last step of a row of W begins, if the row is no multiple of steps, and what it must not count again: it
+// ends with the row, and begins among numbers that were counted.
+template <class W>
+struct LastStep {
+  std::int64_t first;  // of its numbers
+  int count;           // numbers to read; a step unless the row is shorter
+  VecI32 counts;       // bits of those that count
+
+  explicit LastStep(std::int64_t inputs) {
+    const std::int64_t done = inputs / step<W> * step<W>;
+    first = inputs > step<W> ? inputs - step<W> : 0;
+    count = static_cast<int>(inputs - first);
+    W bits[step<W>];
+    for (int i = 0; i < step<W>; ++i) std::memset(bits + i, first + i >= done ? 0xff : 0, sizeof(W));
+    std::memcpy(&counts, bits, sizeof counts);
+  }
+
+  LAVAGNA_INLINE VecI32 read(const W* row) const {
+    if (count == step<W>) {
+      VecI32 raw;
+      std::memcpy(&raw, row + first, sizeof raw);
+      return raw;
+    }
+    VecI32 raw{};
+    std::memcpy(&raw, row, count * sizeof(W));
+    return raw;
+  }
+};
+
+template <class X, class W>
+void spread(const SkinnyLinear& a) {
+  constexpr int parts = Step<W>::parts;
+  const std::int64_t row = skinny_linear_spread(a.inputs);
+  const std::int64_t done = a.inputs / step<W> * step<W>;
+  const std::int64_t last = LastStep<W>(a.inputs).first;
+  for (std::int64_t m = 0; m < a.rows; ++m) {
+    const X* x = static_cast<const X*>(a.x) + m * a.x_row;
+    float* to = a.spread + m * row;
+    for (std::int64_t begin = 0; begin < a.inputs; begin += step<W>) {
+      const std::int64_t from = begin < done ? begin : last;
+      for (int i = 0; i < step<W>; ++i) {
+        const bool counts = from + i >= begin && from + i < a.inputs;
+        to[begin + i % parts * lanes<float> + i / parts] = counts ? widen(x[from + i]) : 0.0f;
+      }
+    }
+  }
+}
+
+// Rows of W that are read at once, far apart, so that several pages are looked up, and several runs of memory fetched
+// ahead, at the same time.
+constexpr int streams = 4;
+
+// Outputs o, o + apart, o + 2·apart, ... (`count` of them).
+template <class X, class W, int rows, int count>
+LAVAGNA_INLINE void outputs(const SkinnyLinear& a, const LastStep<W>& last, std::int64_t o, std::int64_t apart) {
+  constexpr int parts = Step<W>::parts;
+  const std::int64_t row = skinny_linear_spread(a.inputs);
+  const W* weight = static_cast<const W*>(a.weight) + o * a.inputs;
+  VecF total[count][rows] = {};
+  const auto add = [&](int s, std::int64_t i, VecI32 raw) {
+    LAVAGNA_UNROLL
+    for (int p = 0; p < parts; ++p) {
+      const VecF w = Step<W>::part(raw, p);
+      LAVAGNA_UNROLL
+      for (int m = 0; m < rows; ++m) total[s][m] += w * load(a.spread + m * row + i + p * lanes<float>);
+    }
+  };
+  std::int64_t i = 0;
+  for (; i + step<W> <= a.inputs; i += step<W>) {
+    LAVAGNA_UNROLL
+    for (int s = 0; s < count; ++s) {
+      VecI32 raw;
+      std::memcpy(&raw, weight + s * apart * a.inputs + i, sizeof raw);
+      add(s, i, raw);
+    }
+  }
+  if (i < a.inputs) {
+    LAVAGNA_UNROLL
+    for (int s = 0; s < count; ++s)
+      add(s, i, last.read(weight + s * apart * a.inputs) & last.counts);
+  }
+  // As many sums at a time as a vector has lanes.
+  LAVAGNA_UNROLL
+  for (int first = 0; first < count * rows; first += lanes<float>) {
+    VecF some[lanes<float>] = {};
+    LAVAGNA_UNROLL
+    for (int j = 0; j < lanes<float>; ++j)
+      if (first + j < count * rows) some[j] = total[(first + j) / rows][(first + j) % rows];
+    float bias[lanes<float>] = {};
+    if (a.bias != nullptr)
+      for (int j = 0; j < lanes<float> && first + j < count * rows; ++j)
+        bias[j] = widen(static_cast<const W*>(a.bias)[o + (first + j) / rows * apart]);
+    X results[lanes<float>];
+    narrow(sums<float>(some) + load(bias), results);
+    X* y = static_cast<X*>(a.y) + o;
+    LAVAGNA_UNROLL
+    for (int j = 0; j < lanes<float>; ++j)
+      if (first + j < count * rows) y[(first + j) % rows * a.outputs + (first + j) / rows * apart] = results[j];
+  }
+}
+
+template <class X, class W, int rows>
+void tasks(const SkinnyLinear& a, std::int64_t begin, std::int64_t end) {
+  const LastStep<W> last(a.inputs);
+  const std::int64_t apart = (end - begin) / streams;
+  for (std::int64_t o = begin; o < begin + apart; ++o) outputs<X, W, rows, streams>(a, last, o, apart);
+  for (std::int64_t o = begin + streams * apart; o < end; ++o) outputs<X, W, rows, 1>(a, last, o, 0);
+}
+
+template <class X, class W>
+void run(const void* arguments, std::int64_t begin, std::int64_t end, int) {
+  const SkinnyLinear& a = *static_cast<const SkinnyLinear*>(arguments);
+  constexpr void (*by_rows[])(const SkinnyLinear&, std::int64_t, std::int64_t) = {
+      tasks<X, W, 1>, tasks<X, W, 2>, tasks<X, W, 3>, tasks<X, W, 4>};
+  by_rows[a.rows - 1](a, begin, end);
+}
+
+}  // namespace
+
+const SkinnyLinearKernels skinny_linear = {{spread<float, float>, spread<float, Half>, spread<Half, Half>},
+                                           {run<float, float>, run<float, Half>, run<Half, Half>}};
+
+}  // namespace lavagna::LAVAGNA_ISA
