@@ -56,7 +56,7 @@ def exponentials() -> Side:
 def huge(*shape: int) -> Tensor:
     """Zeros in float32 on huge pages, where the system gives them."""
     count = torch.Size(shape).numel()
-    memory = mmap.mmap(-1, 4 * count + 4 * MB)
+    memory = mmap.mmap(-1, 4 * count + 4 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(memory, "madvise"):
         memory.madvise(getattr(mmap, "MADV_HUGEPAGE", mmap.MADV_NORMAL))
     first = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % (2 * MB)

@@ -177,7 +177,7 @@ def test_a_model_is_exported(name: str) -> None:
 @EACH
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_autocast_promotes_to_float32_inside(spec: OpSpec, half: torch.dtype) -> None:
-    """The rule: whatever autocast says, sums are in float32 (float64 if an input is), the output in its input's dtype."""
+    """The rule, with autocast or without: sums in float32 (float64 if an input is), output in its input's dtype."""
     case: Case = few(spec, B=2, T=9)[0]
     with torch.autocast("cpu", dtype=half):
         single = run(spec, native_row(spec), draw(spec, case))
