@@ -14,6 +14,7 @@ void bind_limits(nb::module_& module);
 void bind_rms_norm(nb::module_& module);
 void bind_gated_delta(nb::module_& module);
 void bind_gated_linear(nb::module_& module);
+void bind_selective_scan(nb::module_& module);
 void bind_short_conv(nb::module_& module);
 void bind_skinny_linear(nb::module_& module);
 

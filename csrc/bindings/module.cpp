@@ -35,6 +35,7 @@ NB_MODULE(_native, module) {
   bind_rms_norm(module);
   bind_gated_delta(module);
   bind_gated_linear(module);
+  bind_selective_scan(module);
   bind_short_conv(module);
   bind_skinny_linear(module);
 }

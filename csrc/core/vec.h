@@ -8,6 +8,10 @@
 #include <cstring>
 #include <utility>
 
+#if LAVAGNA_VECTOR_BYTES == 64
+#include <immintrin.h>
+#endif
+
 #ifndef LAVAGNA_ISA
 #error "kernels are compiled with LAVAGNA_ISA and LAVAGNA_VECTOR_BYTES; see CMakeLists.txt"
 #endif
@@ -97,6 +101,32 @@ LAVAGNA_INLINE Vec<T> min(Vec<T> a, Vec<T> b) {
   return a < b ? a : b;
 }
 
+// The same four where the compiler makes more of them than the one instruction there is: a call of memcpy, which takes
+// every vector out of its register, and a comparison with a choice. The masked forms, for it warns of what the others
+// leave undefined.
+#if LAVAGNA_VECTOR_BYTES == 64
+#define LAVAGNA_INSTRUCTIONS(T, V, Mask, suffix)                                                               \
+  template <>                                                                                                  \
+  LAVAGNA_INLINE Vec<T> load_part(const T* from, int count) {                                                  \
+    return (Vec<T>)_mm512_maskz_loadu_##suffix(Mask((1u << count) - 1), from);                                 \
+  }                                                                                                            \
+  template <>                                                                                                  \
+  LAVAGNA_INLINE void store_part(T* to, Vec<T> v, int count) {                                                 \
+    _mm512_mask_storeu_##suffix(to, Mask((1u << count) - 1), (V)v);                                            \
+  }                                                                                                            \
+  template <>                                                                                                  \
+  LAVAGNA_INLINE Vec<T> max<T>(Vec<T> a, Vec<T> b) {                                                           \
+    return (Vec<T>)_mm512_maskz_max_##suffix(Mask(-1), (V)a, (V)b);                                            \
+  }                                                                                                            \
+  template <>                                                                                                  \
+  LAVAGNA_INLINE Vec<T> min<T>(Vec<T> a, Vec<T> b) {                                                           \
+    return (Vec<T>)_mm512_maskz_min_##suffix(Mask(-1), (V)a, (V)b);                                            \
+  }
+LAVAGNA_INSTRUCTIONS(float, __m512, __mmask16, ps)
+LAVAGNA_INSTRUCTIONS(double, __m512d, __mmask8, pd)
+#undef LAVAGNA_INSTRUCTIONS
+#endif
+
 // Sum of the lanes, always in the same order.
 template <class T>
 LAVAGNA_INLINE T sum(Vec<T> v) {
@@ -170,18 +200,14 @@ LAVAGNA_INLINE typename Number<T>::I lane_numbers() {
   return lane_numbers<T>(std::make_integer_sequence<int, lanes<T>>());
 }
 
-// 2^x for x below 128 (float32) or 1024; 0 below the smallest normal number, and exactly 1 at 0.
+// What 2^x and e^x are made of: x = n + f with f in [−½, ½] and n from adding and subtracting a number whose last digit
+// is 1 (`shifted` is x after the first of the two); 2^f by a polynomial; and 2^n by adding n to the exponent.
 //
-// x = n + f with f in [−½, ½]: n by adding and subtracting a number whose last digit is 1, 2^f by a polynomial
-// (degree 5, minimax among those that are 1 at 0: relative error 9e-8, with rounding 1.7e-7; `fine`, degree 6: 2e-8 and
-// 8e-8, for what is multiplied many times; for float64 Taylor's series of degree 13, 4e-17), 2^n by adding n to the
-// exponent.
+// The polynomials are minimax among those that begin with 1 + f ln 2: degree 5, relative error 1e-7, with rounding
+// 1.8e-7; `fine`, degree 6, 2e-8 and 8e-8, for what is multiplied many times. For float64 Taylor's series of degree 13,
+// 4e-17.
 template <bool fine = false>
-LAVAGNA_INLINE VecF exp2(VecF x) {
-  const VecF floor = splat<float>(Number<float>::lowest_exponent);
-  const VecF clamped = max<float>(x, floor);
-  const VecF shifted = clamped + Number<float>::round;
-  const VecF f = clamped - (shifted - Number<float>::round);
+LAVAGNA_INLINE VecF exp2_of_fraction(VecF f) {
   VecF p;
   if constexpr (fine) {
     p = splat(1.5353362e-4f);
@@ -189,62 +215,120 @@ LAVAGNA_INLINE VecF exp2(VecF x) {
     p = p * f + 9.6184369e-3f;
     p = p * f + 5.5503324e-2f;
     p = p * f + 2.4022648e-1f;
-    p = p * f + 6.9314718e-1f;
   } else {
-    p = splat(1.3264727e-3f);
-    p = p * f + 9.6715130e-3f;
-    p = p * f + 5.5507336e-2f;
-    p = p * f + 2.4022242e-1f;
-    p = p * f + 6.9314700e-1f;
+    p = splat(1.33006e-3f);
+    p = p * f + 9.66969e-3f;
+    p = p * f + 5.550558e-2f;
+    p = p * f + 2.4022282e-1f;
   }
-  p = p * f + 1.0f;
-  VecI32 n;
-  std::memcpy(&n, &shifted, sizeof n);
-  VecI32 bits;
-  std::memcpy(&bits, &p, sizeof bits);
-  bits += n << Number<float>::mantissa;
-  VecF result;
-  std::memcpy(&result, &bits, sizeof result);
-  return x < floor ? VecF{} : result;
+  p = p * f + 6.9314718e-1f;
+  return p * f + 1.0f;
 }
 
 template <bool fine = false>
-LAVAGNA_INLINE VecD exp2(VecD x) {
-  const VecD floor = splat<double>(Number<double>::lowest_exponent);
-  const VecD clamped = max<double>(x, floor);
-  const VecD shifted = clamped + Number<double>::round;
-  const VecD f = (clamped - (shifted - Number<double>::round)) * 0.693147180559945309417;
+LAVAGNA_INLINE VecD exp2_of_fraction(VecD f) {
+  f *= 0.693147180559945309417;
   VecD p = splat(1.0 / 6227020800);
   constexpr double inverse_factorials[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
                                            1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,     1.0 / 6,
                                            0.5,             1.0,            1.0};
   LAVAGNA_UNROLL
   for (int i = 0; i < 13; ++i) p = p * f + inverse_factorials[i];
-  VecI64 n;
+  return p;
+}
+
+template <class T>
+LAVAGNA_INLINE Vec<T> times_power(Vec<T> p, Vec<T> shifted) {
+  typename Number<T>::I n, bits;
   std::memcpy(&n, &shifted, sizeof n);
-  VecI64 bits;
   std::memcpy(&bits, &p, sizeof bits);
-  bits += n << Number<double>::mantissa;
-  VecD result;
-  std::memcpy(&result, &bits, sizeof result);
-  return x < floor ? VecD{} : result;
+  bits += n << Number<T>::mantissa;
+  std::memcpy(&p, &bits, sizeof p);
+  return p;
+}
+
+template <class T, bool fine>
+LAVAGNA_INLINE Vec<T> any_exp2(Vec<T> x) {
+  const Vec<T> floor = splat<T>(Number<T>::lowest_exponent);
+  const Vec<T> clamped = max<T>(x, floor);
+  const Vec<T> shifted = clamped + Number<T>::round;
+  const Vec<T> fraction = clamped - (shifted - Number<T>::round);
+  const Vec<T> power = times_power<T>(exp2_of_fraction<fine>(fraction), shifted);
+  return x < floor ? Vec<T>{} : power;
+}
+
+// 2^x for x below 128 (float32) or 1024; 0 below the smallest normal number, and exactly 1 at 0.
+template <bool fine = false>
+LAVAGNA_INLINE VecF exp2(VecF x) {
+  return any_exp2<float, fine>(x);
+}
+
+template <bool fine = false>
+LAVAGNA_INLINE VecD exp2(VecD x) {
+  return any_exp2<double, fine>(x);
 }
 
 template <class T>
 constexpr T log2_e = T(1.44269504088896340735992468100189214);
+template <class T>
+constexpr T ln_2 = T(0.693147180559945309417232121458176568);
 
-// e^x.
+// e^x; the relative error of x log2(e) grows to 5e-6 where the power is next to nothing (float32).
 template <class T>
 LAVAGNA_INLINE Vec<T> exp(Vec<T> x) {
   return exp2<true>(x * log2_e<T>);
 }
 
-// 1 / (1 + e^−x), without overflow.
+// e^x, as exact relative to itself for large −x as for small: n ln 2 is taken from x in two parts, the first of which
+// has so few digits that its product with n is exact.
+template <class T>
+LAVAGNA_INLINE Vec<T> exact_exp(Vec<T> x) {
+  constexpr T head = sizeof(T) == 4 ? T(0.693359375) : T(0.6931471803691238);  // 10 and 32 binary digits
+  constexpr T tail = sizeof(T) == 4 ? T(-2.12194440054690583e-4) : T(1.90821492927058770002e-10);
+  const Vec<T> floor = splat<T>(Number<T>::lowest_exponent * ln_2<T>);
+  const Vec<T> clamped = max<T>(x, floor);
+  const Vec<T> shifted = clamped * log2_e<T> + Number<T>::round;
+  const Vec<T> n = shifted - Number<T>::round;
+  const Vec<T> rest = (clamped - n * head) - n * tail;
+  const Vec<T> power = times_power<T>(exp2_of_fraction<>(rest * log2_e<T>), shifted);
+  return x < floor ? Vec<T>{} : power;
+}
+
+// 1 / (1 + e^−x), and 0 where that is no normal number. The exponent is kept where the power is one: from there on 1
+// beside it, or it beside 1, is nothing.
 template <class T>
 LAVAGNA_INLINE Vec<T> sigmoid(Vec<T> x) {
-  const Vec<T> small = exp<T>(x < 0 ? x : -x);  // e^−|x|
-  const Vec<T> positive = T(1) / (T(1) + small);
-  return x < 0 ? small * positive : positive;
+  const Vec<T> lowest = splat<T>(Number<T>::lowest_exponent);
+  const Vec<T> exponent = min<T>(max<T>(x * -log2_e<T>, lowest), splat<T>(Number<T>::bias));
+  const Vec<T> shifted = exponent + Number<T>::round;
+  const Vec<T> fraction = exponent - (shifted - Number<T>::round);
+  return T(1) / (T(1) + times_power<T>(exp2_of_fraction<>(fraction), shifted));
+}
+
+// ln(1 + e^x), with full relative accuracy where it is nearly e^x.
+//
+// max(x, 0) + ln(1 + w) with w = e^−|x|, and ln(1 + w) = 2 artanh(s / 2) with s = 2w / (2 + w) ≤ 2/3, which keeps the
+// relative accuracy of w: s + s³ p(s²), where p is minimax (float32; 5e-9) or Taylor's (4e-19).
+LAVAGNA_INLINE VecF rest_of_artanh(VecF square) {
+  VecF p = splat(5.4735291e-04f);
+  p = p * square + 2.1874327e-03f;
+  p = p * square + 1.2506781e-02f;
+  return p * square + 8.3333016e-02f;
+}
+
+LAVAGNA_INLINE VecD rest_of_artanh(VecD square) {
+  VecD p = splat(1.0 / 37);
+  LAVAGNA_UNROLL
+  for (int i = 35; i > 1; i -= 2) p = p * (square * 0.25) + 1.0 / i;
+  return p * 0.25;
+}
+
+template <class T>
+LAVAGNA_INLINE Vec<T> softplus(Vec<T> x) {
+  const Vec<T> w = exact_exp<T>(min<T>(x, -x));
+  const Vec<T> s = (w + w) / (T(2) + w);
+  const Vec<T> square = s * s;
+  return max<T>(x, Vec<T>{}) + (rest_of_artanh(square) * square * s + s);
 }
 
 }  // namespace

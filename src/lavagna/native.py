@@ -20,7 +20,7 @@ __all__ = ["available", "compiler", "instruction_set", "instruction_sets", "kern
 EXTENSION = "lavagna._native"
 
 #: names of the operators (see lavagna.ops.OPS) for which the extension has kernels
-KERNELS: frozenset[str] = frozenset({"gated_delta", "gated_linear", "short_conv"})
+KERNELS: frozenset[str] = frozenset({"gated_delta", "gated_linear", "selective_scan", "short_conv"})
 
 CHOICE = "LAVAGNA_CPU_ISA"
 

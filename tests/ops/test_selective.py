@@ -245,12 +245,12 @@ def test_any_chunk_size_gives_the_same(kind: str, chunk_size: int) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_a_batch_in_blocks_of_rows_gives_the_same(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     given = draw(B=5, T=11, kind=kind)
-    whole = answer(given, dt_softplus=True, form="chunk", chunk_size=4)
+    whole = answer(given, dt_softplus=True, form="chunk", impl="torch", chunk_size=4)
     calls = []
     run = chunk_form._Chunk.run
     monkeypatch.setattr(chunk_form._Chunk, "run", lambda work, *a: calls.append(work.states.shape[1]) or run(work, *a))
     monkeypatch.setattr(chunk_form, "CACHED", rows * 4 * given["A"].numel())
-    close_all(answer(given, dt_softplus=True, form="chunk", chunk_size=4), whole, 1e-14)
+    close_all(answer(given, dt_softplus=True, form="chunk", impl="torch", chunk_size=4), whole, 1e-14)
     assert max(calls) == rows
 
 
@@ -289,7 +289,7 @@ def test_nothing_as_large_as_all_states_is_ever_made(kind: str) -> None:
     given = {name: t.float().requires_grad_() for name, t in draw(B=2, T=T, D=D, N=N, kind=kind).items()}
     chunk = chunk_form.CHUNK
     states = 2 * T * D * N * 4
-    largest, kept = measured(lambda: selective_scan(**given, dt_softplus=True, form="chunk").output)
+    largest, kept = measured(lambda: selective_scan(**given, dt_softplus=True, form="chunk", impl="torch").output)
     assert largest <= states * (chunk + 1) / T  # the states of one chunk
     # Boundaries, inputs, and what stands around the scan: tensors of [B, T, D], 32 times less than the states.
     inputs = sum(t.nbytes for t in given.values())
@@ -311,21 +311,22 @@ def test_without_gradients_no_boundary_is_kept(monkeypatch: pytest.MonkeyPatch) 
     forward = chunk_form._forward
     monkeypatch.setattr(chunk_form, "_forward", lambda *a: kept.append(a[7:]) or forward(*a))
     with torch.no_grad():
-        selective_scan(**given, form="chunk")
-    selective_scan(**given, form="chunk")
+        selective_scan(**given, form="chunk", impl="torch")
+    selective_scan(**given, form="chunk", impl="torch")
     assert [len(k) for k in kept] == [0, 1]
 
 
 def test_the_second_derivative() -> None:
     """The chunk form says that it has none; the recurrent form has it."""
     given = {name: t.requires_grad_() for name, t in draw(B=1, T=4, D=2, N=2).items()}
-    y = selective_scan(**given, dt_softplus=True, form="chunk").output
+    y = selective_scan(**given, dt_softplus=True, form="chunk", impl="torch").output
     (first,) = torch.autograd.grad(y.sum(), given["x"], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
 
     def recurrent(*tensors: Tensor) -> Tensor:
-        return selective_scan(**dict(zip(given, tensors, strict=True)), dt_softplus=True, form="recurrent").output
+        given_now = dict(zip(given, tensors, strict=True))
+        return selective_scan(**given_now, dt_softplus=True, form="recurrent", impl="torch").output
 
     assert torch.autograd.gradgradcheck(recurrent, tuple(given.values()), fast_mode=True)
 
