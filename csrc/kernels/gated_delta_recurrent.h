@@ -6,16 +6,14 @@
 namespace lavagna::LAVAGNA_ISA {
 namespace {
 
-// Vectors of columns whose two sums are in registers during the first pass.
-constexpr int column_vectors = LAVAGNA_VECTOR_BYTES == 64 ? 8 : 4;
-
 // What one token brings to one head.
 template <class T>
 struct Token {
-  const T* k;      // [K]
-  const T* q;      // [K], times scale
-  const T* decay;  // [K], or null where nothing fades
-  T qk;            // scale · qᵀk
+  const T* k;        // [K], as it is written
+  const T* k_reads;  // [K], and as the memory of before the token's decay meets it
+  const T* q_reads;  // [K], times scale
+  const T* decay;    // [K]
+  T qk;              // scale · qᵀk
   T beta;
 };
 
@@ -23,22 +21,18 @@ struct Token {
 //
 //     a = (Diag(α) S)ᵀ k,   b = (Diag(α) S)ᵀ q,   u = β (v − a),   o = b + (qᵀk) u,   S ← Diag(α) S + k uᵀ
 //
-// The first pass reads S from wherever it lies and the second finds it in L2. What comes after the block is asked
+// The first pass reads S from wherever it lies and the second finds it in L2. What comes after these columns is asked
 // for during the second pass, which leaves memory alone.
-template <class T, bool whole>
-LAVAGNA_INLINE void token_block(const Token<T>& token, std::int64_t keys, std::int64_t values, std::int64_t columns,
-                                const T* v, const T* from, T* to, T* o, const T* ahead) {
-  constexpr int vectors = whole ? column_vectors : 1;
-  const int count = whole ? lanes<T> : static_cast<int>(columns);
-  const auto get = [count](const T* x) { return whole ? load(x) : load_part(x, count); };
-  const auto put = [count](T* x, Vec<T> y) { whole ? store(x, y) : store_part(x, y, count); };
-  Vec<T> by_key[vectors], by_query[vectors];
+template <class T, int vectors, bool whole, bool fading>
+LAVAGNA_INLINE void token_columns(const Token<T>& token, std::int64_t keys, std::int64_t values, int count, const T* v,
+                                  const T* from, T* to, T* o, const T* ahead) {
+  const auto get = [count](const T* x) LAVAGNA_LAMBDA { return whole ? load(x) : load_part(x, count); };
+  const auto put = [count](T* x, Vec<T> y) LAVAGNA_LAMBDA { whole ? store(x, y) : store_part(x, y, count); };
+  Vec<T> by_key[vectors], by_query[vectors], u[vectors];
   LAVAGNA_UNROLL
   for (int j = 0; j < vectors; ++j) by_key[j] = by_query[j] = Vec<T>{};
   for (std::int64_t c = 0; c < keys; ++c) {
-    const T decay = token.decay != nullptr ? token.decay[c] : T(1);
-    const Vec<T> k = splat(token.k[c] * decay);
-    const Vec<T> q = splat(token.q[c] * decay);
+    const Vec<T> k = splat(token.k_reads[c]), q = splat(token.q_reads[c]);
     LAVAGNA_UNROLL
     for (int j = 0; j < vectors; ++j) {
       const Vec<T> s = get(from + c * values + j * lanes<T>);
@@ -48,38 +42,45 @@ LAVAGNA_INLINE void token_block(const Token<T>& token, std::int64_t keys, std::i
   }
   LAVAGNA_UNROLL
   for (int j = 0; j < vectors; ++j) {
-    const Vec<T> u = (get(v + j * lanes<T>) - by_key[j]) * token.beta;
-    put(o + j * lanes<T>, by_query[j] + u * token.qk);
-    by_key[j] = u;
+    u[j] = (get(v + j * lanes<T>) - by_key[j]) * token.beta;
+    put(o + j * lanes<T>, by_query[j] + u[j] * token.qk);
   }
   for (std::int64_t c = 0; c < keys; ++c) {
-    const Vec<T> k = splat(token.k[c]);
+    const Vec<T> k = splat(token.k[c]), decay = splat(fading ? token.decay[c] : T(1));
     LAVAGNA_UNROLL
     for (int j = 0; j < vectors; ++j) {
-      Vec<T> s = get(from + c * values + j * lanes<T>);
-      if (token.decay != nullptr) s *= token.decay[c];
-      put(to + c * values + j * lanes<T>, s + k * by_key[j]);
-      if (ahead != nullptr && j * lanes<T> % (64 / sizeof(T)) == 0)
+      const Vec<T> s = get(from + c * values + j * lanes<T>);
+      put(to + c * values + j * lanes<T>, (fading ? s * decay : s) + k * u[j]);
+      if (ahead != nullptr && j * lanes<T> % (128 / sizeof(T)) == 0)  // the processor takes the line beside it
         __builtin_prefetch(ahead + c * values + j * lanes<T>, 0, 2);
     }
   }
 }
 
-template <class T>
-LAVAGNA_INLINE void one_token(const Token<T>& token, std::int64_t keys, std::int64_t values, const T* v, const T* from,
-                              T* to, T* o, const T* ahead) {
-  constexpr std::int64_t wide = column_vectors * lanes<T>;
+template <class T, bool fading>
+void one_token(const Token<T>& token, std::int64_t keys, std::int64_t values, const T* v, const T* from, T* to, T* o,
+               const T* ahead) {
+  constexpr int wide = lanes<T>;
   std::int64_t j = 0;
-  for (; j + wide <= values; j += wide)
-    token_block<T, true>(token, keys, values, wide, v + j, from + j, to + j, o + j, ahead == nullptr ? ahead : ahead + j);
-  for (; j < values; j += lanes<T>)
-    token_block<T, false>(token, keys, values, values - j < lanes<T> ? values - j : lanes<T>, v + j, from + j, to + j,
-                          o + j, nullptr);
+  const auto cover = [&](auto vectors) LAVAGNA_LAMBDA {
+    for (; j + vectors.value * wide <= values; j += vectors.value * wide)
+      token_columns<T, vectors.value, true, fading>(token, keys, values, wide, v + j, from + j, to + j, o + j,
+                                                    ahead != nullptr ? ahead + j : nullptr);
+  };
+  if constexpr (LAVAGNA_VECTOR_BYTES == 64) cover(std::integral_constant<int, 8>{});
+  cover(std::integral_constant<int, 4>{});
+  cover(std::integral_constant<int, 2>{});
+  cover(std::integral_constant<int, 1>{});
+  if (j < values)
+    token_columns<T, 1, false, fading>(token, keys, values, static_cast<int>(values - j), v + j, from + j, to + j,
+                                       o + j, nullptr);
 }
 
 template <class T>
 std::int64_t recurrent_scratch(const GatedDelta<T>& a) {
-  return (3 * padded<T>(a.keys) + 15) / 16 * 16;
+  Pieces<T> pieces{nullptr};
+  for (int i = 0; i < 5; ++i) pieces.take(padded<T>(a.keys));
+  return pieces.used;
 }
 
 template <class T>
@@ -89,9 +90,12 @@ void recurrent_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t hea
   const std::int64_t size = a.keys * a.values;
   const std::int64_t row = padded<T>(a.keys);
   const std::int64_t key_head = head / (a.heads / a.key_heads);
-  T* k = scratch;
-  T* q = scratch + row;
-  T* decay = scratch + 2 * row;
+  Pieces<T> pieces{scratch};
+  T* k = pieces.take(row);
+  T* q = pieces.take(row);
+  T* k_reads = pieces.take(row);
+  T* q_reads = pieces.take(row);
+  T* decay = pieces.take(row);
   T* to = a.final_state + (m * a.heads + head) * size;
   const T* from = a.state + (m * a.heads + head) * size;
   T* kept = a.kept == nullptr ? nullptr : a.kept + (gated_delta_first_segment(a.sequences, m) * a.heads + head) * size;
@@ -116,17 +120,24 @@ void recurrent_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t hea
       store(q + c, load(q + c) * of_q);
       qk += load(k + c) * load(q + c);
     }
-    if (a.fading == Fading::channel) {
+    if (a.fading == Fading::channel)
       fill_row(decay, a.log_decay + (first + t) * a.log_decay_row + head * a.keys, a.keys);
-      for (std::int64_t c = 0; c < row; c += lanes<T>) store(decay + c, exp<T>(load(decay + c)));
-    } else if (a.fading == Fading::head) {
-      const Vec<T> all = exp<T>(splat(a.log_decay[(first + t) * a.log_decay_row + head]));
-      for (std::int64_t c = 0; c < row; c += lanes<T>) store(decay + c, all);
+    for (std::int64_t c = 0; a.fading != Fading::none && c < row; c += lanes<T>) {
+      const Vec<T> log_decay = a.fading == Fading::channel
+                                   ? load(decay + c)
+                                   : splat(a.log_decay[(first + t) * a.log_decay_row + head]);
+      const Vec<T> faded = exp<T>(log_decay);
+      store(decay + c, faded);
+      store(k_reads + c, load(k + c) * faded);
+      store(q_reads + c, load(q + c) * faded);
     }
-    const Token<T> token{k, q, a.fading == Fading::none ? nullptr : decay, sum<T>(qk),
+    const bool fading = a.fading != Fading::none;
+    const Token<T> token{k, fading ? k_reads : k, fading ? q_reads : q, decay, sum<T>(qk),
                          a.beta[(first + t) * a.beta_row + head]};
-    one_token(token, a.keys, a.values, a.v + (first + t) * a.v_row + head * a.values, from, to,
-              a.o + ((first + t) * a.heads + head) * a.values, t + 1 == length ? ahead : nullptr);
+    const T* v = a.v + (first + t) * a.v_row + head * a.values;
+    T* o = a.o + ((first + t) * a.heads + head) * a.values;
+    const T* next = t + 1 == length ? ahead : nullptr;
+    (fading ? one_token<T, true> : one_token<T, false>)(token, a.keys, a.values, v, from, to, o, next);
     from = to;
   }
 }
