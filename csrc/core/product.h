@@ -91,6 +91,12 @@ LAVAGNA_INLINE void tiles(std::int64_t m, std::int64_t n, const Visit& visit) {
   for (; j < n; j += lanes<T>) tile_rows<T, 1>(m, j, visit);
 }
 
+// About how many tiles cover it.
+template <class T>
+constexpr std::int64_t tile_count(std::int64_t m, std::int64_t n) {
+  return ((m + block_rows - 1) / block_rows) * ((n + block_vectors * lanes<T> - 1) / (block_vectors * lanes<T>));
+}
+
 // What becomes of C: C = AB, C += AB, C −= AB.
 enum class Into { set, add, subtract };
 

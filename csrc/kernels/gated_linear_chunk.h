@@ -68,6 +68,37 @@ void fill(T* to, std::int64_t count, T value) {
   for (std::int64_t i = 0; i < count; i += lanes<T>) store(to + i, splat(value));
 }
 
+// Rows that are needed next, fetched into cache a few at a time while products run: they lie in pieces of a few cache
+// lines, far from each other, which no processor guesses by itself.
+struct Ahead {
+  struct Rows {
+    const char* next;
+    std::int64_t row, width, left;  // bytes, bytes, rows
+  };
+  Rows rows[8];
+  int count = 0;
+  std::int64_t left = 0, at_once = 0;
+
+  template <class T>
+  void add(const T* first, std::int64_t row, std::int64_t width, std::int64_t tokens) {
+    constexpr std::int64_t size = sizeof(T);
+    rows[count++] = {reinterpret_cast<const char*>(first), row * size, width * size, tokens};
+    left += tokens;
+  }
+
+  // Share the rows among so many calls of `some`.
+  void start(std::int64_t calls) { at_once = (left + calls - 1) / calls; }
+
+  LAVAGNA_INLINE void some() {
+    for (std::int64_t n = at_once; n > 0 && count > 0; --n) {
+      Rows& r = rows[count - 1];
+      for (std::int64_t byte = 0; byte < r.width; byte += 64) __builtin_prefetch(r.next + byte);
+      r.next += r.row;
+      if (--r.left == 0) --count;
+    }
+  }
+};
+
 // A contiguous range of the strips of one key head in one sequence.
 template <class T>
 struct Part {
@@ -86,8 +117,22 @@ struct Part {
         begin(a.sequences.begin(sequence)),
         length(a.sequences.length(sequence)) {}
 
+  // Where the rows of a token begin that this part reads.
+  const T* q(std::int64_t token) const { return a.q + token * a.q_row + head * a.keys; }
+  const T* k(std::int64_t token) const { return a.k + token * a.k_row + head * a.keys; }
+  const T* v(std::int64_t token, std::int64_t strip) const {
+    return a.v + token * a.v_row + value_head(strip) * a.values + column(strip);
+  }
+  T* o(std::int64_t token, std::int64_t strip) const {
+    return a.o + (token * a.value_heads() + value_head(strip)) * a.values + column(strip);
+  }
+  const T* log_decay(std::int64_t token, std::int64_t value_head) const {
+    return a.log_decay + token * a.log_decay_row + value_head * a.keys;
+  }
+
   std::int64_t value_head(std::int64_t strip) const { return head * a.ratio + strip / a.strips(); }
   std::int64_t column(std::int64_t strip) const { return strip % a.strips() * a.strip; }
+  std::int64_t tokens(std::int64_t start) const { return length - start < a.chunk ? length - start : a.chunk; }
   std::int64_t width(std::int64_t strip) const {
     const std::int64_t left = a.values - column(strip);
     return left < a.strip ? left : a.strip;
@@ -161,11 +206,11 @@ struct Chunk {
   // Go to the chunk that begins at token `first` of the sequence.
   void move(std::int64_t first) {
     start = p.begin + first;
-    tokens = p.length - first < a.chunk ? p.length - first : a.chunk;
+    tokens = p.tokens(first);
     C = whole_vectors(tokens);
     if constexpr (channel) place(absorbed.decay);
-    gather(a.q + start * a.q_row + p.head * K, a.q_row, tokens, K, a.scale, q, C, Kp);
-    gather(a.k + start * a.k_row + p.head * K, a.k_row, tokens, K, T(1), k, C, Kp);
+    gather(p.q(start), a.q_row, tokens, K, a.scale, q, C, Kp);
+    gather(p.k(start), a.k_row, tokens, K, T(1), k, C, Kp);
   }
 
   // q kᵀ, on and below the diagonal.
@@ -181,7 +226,7 @@ struct Chunk {
 
   void gather_log_decay(std::int64_t head) {
     if constexpr (channel) {
-      gather(a.log_decay + start * a.log_decay_row + head * K, a.log_decay_row, tokens, K, T(1), log_decay, C, Kp);
+      gather(p.log_decay(start, head), a.log_decay_row, tokens, K, T(1), log_decay, C, Kp);
     } else {
       for (std::int64_t i = 0; i < C; ++i)
         log_decay[i] = i >= tokens || a.gate == Gate::none ? T(0)
@@ -227,8 +272,7 @@ struct Chunk {
   // The values of a strip; decays or writes came before.
   void values(std::int64_t strip) {
     const std::int64_t width = p.width(strip);
-    const T* const from = a.v + start * a.v_row + p.value_head(strip) * a.values + p.column(strip);
-    gather(from, a.v_row, tokens, width, T(1), v, C, Vp);
+    gather(p.v(start, strip), a.v_row, tokens, width, T(1), v, C, Vp);
     if (a.normalizer)
       for (std::int64_t i = 0; i < tokens; ++i) v[i * Vp + width] = 1;
     if constexpr (!channel) scale_rows(C, Vp, v, write, written);

@@ -28,10 +28,10 @@ void forward_part(const Part<T>& p, T* memory) {
   Forward<T, channel> f(p, memory);
   Chunk<T, channel>& x = f.chunk;
   const GatedLinear<T>& a = p.a;
-  const std::int64_t K = x.K, Kp = x.Kp, Vp = x.Vp, extra = a.normalizer ? 1 : 0;
+  const std::int64_t K = x.K, Kp = x.Kp, Vp = x.Vp, HV = a.value_heads(), extra = a.normalizer ? 1 : 0;
 
   const auto state_of = [&](std::int64_t strip) { return f.S + (strip - p.first) * f.state_size; };
-  const auto at = [&](std::int64_t strip) { return p.sequence * a.value_heads() + p.value_head(strip); };
+  const auto at = [&](std::int64_t strip) { return p.sequence * HV + p.value_head(strip); };
 
   for (std::int64_t s = p.first; s < p.last; ++s) {
     T* const S = state_of(s);
@@ -51,17 +51,31 @@ void forward_part(const Part<T>& p, T* memory) {
       if (p.value_head(s) != head) x.decays(head = p.value_head(s));
       x.values(s);
       if (a.kept != nullptr && first % a.keep == 0) {
-        const std::int64_t slot = (a.slot(p.sequence) + first / a.keep) * a.value_heads() + head;
+        const std::int64_t slot = (a.slot(p.sequence) + first / a.keep) * HV + head;
         T* const kept = a.kept + (slot * (a.values + extra) + p.column(s)) * Kp;
         transpose(K, width + extra, S, Vp, kept, Kp);
         for (std::int64_t i = 0; i < width + extra; ++i)
           for (std::int64_t c = K; c < Kp; ++c) kept[i * Kp + c] = 0;
       }
 
-      T* const o = a.o + (x.start * a.value_heads() + head) * a.values + p.column(s);
+      Ahead ahead;
+      if (s + 1 < p.last) {
+        ahead.add(p.v(x.start, s + 1), a.v_row, p.width(s + 1), x.tokens);
+        ahead.add(p.o(x.start, s + 1), HV * a.values, p.width(s + 1), x.tokens);
+      } else if (first + a.chunk < p.length) {
+        const std::int64_t next = x.start + a.chunk, tokens = p.tokens(first + a.chunk);
+        ahead.add(p.q(next), a.q_row, K, tokens);
+        ahead.add(p.k(next), a.k_row, K, tokens);
+        ahead.add(p.v(next, p.first), a.v_row, p.width(p.first), tokens);
+        ahead.add(p.o(next, p.first), HV * a.values, p.width(p.first), tokens);
+        if (channel) ahead.add(p.log_decay(next, p.value_head(p.first)), a.log_decay_row, K, tokens);
+      }
+      ahead.start(tile_count<T>(K, Vp));
+
+      T* const o = p.o(x.start, s);
       const bool direct = x.tokens == C && width == Vp;  // rows of whole vectors, not divided by anything
       T* const out = direct ? o : f.out;
-      const std::int64_t out_row = direct ? a.value_heads() * a.values : Vp;
+      const std::int64_t out_row = direct ? HV * a.values : Vp;
       tiles<T>(C, Vp, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
         tile.add(K, x.reading + i * Kp, Kp, 1, S + j, Vp);
         if (!channel) tile.scale(x.read + i);
@@ -71,12 +85,13 @@ void forward_part(const Part<T>& p, T* memory) {
       if (a.normalizer)
         for (std::int64_t i = 0; i < x.tokens; ++i) {
           const T weight = out[i * Vp + width] + a.epsilon;
-          a.weight[(x.start + i) * a.value_heads() + head] = weight;
+          a.weight[(x.start + i) * HV + head] = weight;
           for (std::int64_t j = 0; j < Vp; j += lanes<T>) store(out + i * Vp + j, load(out + i * Vp + j) / weight);
         }
-      if (!direct) scatter(out, Vp, x.tokens, width, T(1), o, a.value_heads() * a.values);
+      if (!direct) scatter(out, Vp, x.tokens, width, T(1), o, HV * a.values);
 
       tiles<T>(K, Vp, [&](auto tile, std::int64_t c, std::int64_t j) LAVAGNA_LAMBDA {
+        ahead.some();
         tile.take(S + c * Vp + j, Vp);
         tile.scale(x.total + c);
         tile.add(x.tokens, x.writing + c, 1, Kp, x.written + j, Vp);

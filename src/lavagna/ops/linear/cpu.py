@@ -12,12 +12,10 @@ from .normalizer import EPSILON, LinearState
 
 __all__ = ["chunk", "recurrent", "step_"]
 
-#: tokens of a chunk, if nobody says otherwise: with one decay for all channels, and with one for each
-CHUNK, CHUNK_BY_CHANNEL = 64, 32
-#: bounds of what somebody says; chunks have a multiple of the shortest
-SHORTEST, LONGEST = 16, 128
-#: tokens between two states that are kept for the backward pass, at least
+#: tokens between two states that are kept for the backward pass
 KEEP = 64
+#: tokens of a chunk of the forward pass, if nobody says otherwise; chunks have a multiple of it, and KEEP one of theirs
+CHUNK = 16
 #: columns of a value that are worth a thread's attention
 STRIP = 32
 
@@ -36,10 +34,7 @@ def chunk(
     bounds: list[int] | None,
 ) -> tuple[Tensor, Any]:
     """q, k [B, T, H, K], v [B, T, HV, V], state [B, HV, K, V] or (S, z) -> o [B, T, HV, V], state."""
-    if chunk_size is None:
-        size = CHUNK_BY_CHANNEL if log_decay is not None and log_decay.ndim == 4 else CHUNK
-    else:
-        size = min(max(chunk_size + -chunk_size % SHORTEST, SHORTEST), LONGEST)
+    size = CHUNK if chunk_size is None else 1 << (min(max(chunk_size, CHUNK), KEEP).bit_length() - 1)
     return _call(q, k, v, log_decay, bonus, state, normalizer, bounds, scale, size)
 
 
@@ -124,9 +119,13 @@ def _share(tasks: int, pieces: int) -> int:
     return min(range(1, min(pieces, threads) + 1), key=lambda parts: (idle(parts) > 1.1, round(idle(parts), 3), parts))
 
 
-def _keep(size: int) -> int:
-    """Tokens between kept states: those of whole chunks."""
-    return max(size, KEEP - KEEP % size) if size else KEEP
+def _backward_chunk(K: int, V: int) -> int:
+    """Tokens of a chunk of the backward pass, as measured.
+
+    It has more products per token than the forward pass that the length of a chunk does not lengthen. Shorter
+    chunks than KEEP compute the states between those kept once more.
+    """
+    return KEEP if K * V > 64 * 64 else KEEP // 2
 
 
 def _run(
@@ -152,7 +151,7 @@ def _run(
     parts = _share(S.shape[0] * heads, ratio * -(-V // strip)) if size else 1
     o, final_S, final_z, weight, kept = map(address, results)
     kernel("gated_linear_forward", q.dtype)(
-        *(*given, size, _keep(size), parts, strip, address(S), address(z), o, final_S, final_z, weight),
+        *(*given, size, KEEP, parts, strip, address(S), address(z), o, final_S, final_z, weight),
         kept if keep else 0,
     )
     del held
@@ -174,7 +173,7 @@ def _shapes(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     final_z = S.new_empty(0) if z is None else alike(z)
     weight = S.new_empty(0) if z is None else S.new_empty(v.shape[:3])
-    slots = v.shape[0] * v.shape[1] // _keep(size) + S.shape[0] if keep else 0
+    slots = v.shape[0] * v.shape[1] // KEEP + S.shape[0] if keep else 0
     K, V = S.shape[2:]
     kept = S.new_empty(slots, S.shape[1], V + (z is not None), K + -K % 16)
     return alike(v), alike(S), final_z, weight, kept
@@ -196,13 +195,12 @@ def _run_backward(
     normalizer: bool,
     bounds: Tensor | None,
     scale: float,
-    size: int,
 ) -> tuple[Tensor, ...]:
     given, held = _given(q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale)
     (d_rows, d_row), d_S, d_z = rows(d_o), _contiguous(d_S), _contiguous(d_z)
     parts = _share(sequences * q.shape[2], v.shape[2] // q.shape[2])
     *shares, dv, d_log_decay, d_bonus, d_S_before, d_z_before = _shapes_of_backward(
-        d_o, d_S, d_z, o, weight, kept, q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale, size
+        d_o, d_S, d_z, o, weight, kept, q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale
     )
     dq, dk = (x.new_empty(parts, *x.shape) for x in shares)
     constant = log_decay is not None and log_decay.ndim == 1
@@ -210,7 +208,7 @@ def _run_backward(
         d_log_decay = d_log_decay.new_empty(sequences, *d_log_decay.shape)
     d_bonus = d_bonus.new_empty(sequences, *d_bonus.shape)
     kernel("gated_linear_backward", q.dtype)(
-        *(*given, size or _keep(0), _keep(size), parts, address(o), address(weight), address(kept)),
+        *(*given, _backward_chunk(q.shape[3], v.shape[3]), KEEP, parts, address(o), address(weight), address(kept)),
         *(address(d_rows), d_row, address(d_S), address(d_z), address(dq), address(dk), address(dv)),
         *(address(d_log_decay), address(d_bonus), address(d_S_before), address(d_z_before)),
     )
@@ -239,7 +237,6 @@ def _shapes_of_backward(
     normalizer: bool,
     bounds: Tensor | None,
     scale: float,
-    size: int,
 ) -> tuple[Tensor, ...]:
     state = (sequences, v.shape[2], q.shape[3])
     return (
@@ -264,11 +261,13 @@ def _differentiate(
 ) -> tuple[Tensor | None, ...]:
     q, k, v, log_decay, bonus, S, z, bounds, o, weight, kept = ctx.saved_tensors
     normalizer = z is not None
+    if kept.shape[0] == 0:  # nobody had said that a gradient would be asked for
+        kept = _forward(q, k, v, log_decay, bonus, S, z, bounds, ctx.scale, ctx.size, True)[4]
     if d_o is None:
         d_o = torch.zeros_like(o)
     dq, dk, dv, d_log_decay, d_bonus, d_S, d_z = _backward(
         *(d_o, d_S, d_z, o, weight, kept, q, k, v, log_decay, bonus),
-        *(S.shape[0], normalizer, bounds, ctx.scale, ctx.size),
+        *(S.shape[0], normalizer, bounds, ctx.scale),
     )
     return (
         *(dq, dk, dv, None if log_decay is None else d_log_decay, None if bonus is None else d_bonus),
@@ -287,7 +286,7 @@ _forward = define(
 )
 _backward = define(
     "gated_linear_backward(Tensor d_o, Tensor? d_S, Tensor? d_z, Tensor o, Tensor weight, Tensor kept,"
-    f" {_TIMED}, int sequences, bool normalizer, Tensor? bounds, float scale, int size)"
+    f" {_TIMED}, int sequences, bool normalizer, Tensor? bounds, float scale)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _run_backward,
     _shapes_of_backward,
