@@ -107,7 +107,7 @@ void recurrent_head(const GatedLinear<T>& a, std::int64_t sequence, std::int64_t
       }
       z = final_z;
       weight += a.epsilon;
-      a.weight[t * HV + head] = weight;
+      if (a.weight != nullptr) a.weight[t * HV + head] = weight;
       for (std::int64_t j = 0; j < V; ++j) o[j] /= weight;
     }
   }

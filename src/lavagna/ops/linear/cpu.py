@@ -16,6 +16,8 @@ __all__ = ["chunk", "recurrent", "step_"]
 KEEP = 64
 #: tokens of a chunk of the forward pass, if nobody says otherwise; chunks have a multiple of it, and KEEP one of theirs
 CHUNK = 16
+#: what fades the state, by the dimensions of log_decay
+_GATES = {1: 1, 3: 2, 4: 3}
 #: columns of a value that are worth a thread's attention
 STRIP = 32
 
@@ -70,7 +72,10 @@ def _call(
     S, z = state if normalizer else (state, None)
     tensors = (q, k, v, log_decay, bonus, S, z)
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    o, S, z, *_ = _forward(*tensors, boundaries(bounds), scale, size, keep)
+    if size or keep:
+        o, S, z, *_ = _forward(*tensors, boundaries(bounds), scale, size, keep)
+    else:
+        o, S, z = _steps(*tensors, boundaries(bounds), scale)
     return o, LinearState(S, z) if normalizer else S
 
 
@@ -91,16 +96,25 @@ def _given(
 ) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
     """What the kernels get first, and the tensors whose addresses are in it, which must live as long."""
     B, T, H, K = q.shape
-    HV, V = v.shape[2:]
-    (q, q_row), (k, k_row), (v, v_row), bonus = rows(q), rows(k), rows(v), _contiguous(bonus)
-    gate, decay_row = 0, 0
+    _, _, HV, V = v.shape
+    q_row = k_row = H * K
+    v_row = HV * V
+    gate = decay_row = decay_address = bonus_address = 0
+    # Not through `rows` where all is contiguous: a step takes the kernel less time than these lines.
+    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+        (q, q_row), (k, k_row), (v, v_row) = rows(q), rows(k), rows(v)
     if log_decay is not None:
-        gate = (1, 3, 4).index(log_decay.ndim) + 1
+        gate = _GATES[log_decay.ndim]
         log_decay, decay_row = (log_decay.contiguous(), 0) if gate == 1 else rows(log_decay)
+        decay_address = log_decay.data_ptr()
+    if bonus is not None:
+        bonus = bonus.contiguous()
+        bonus_address = bonus.data_ptr()
     given = (
-        *(torch.get_num_threads(), address(bounds), sequences, T, B * T, H, HV // H if H else 1, K, V),
-        *(gate, normalizer, scale, EPSILON, address(q), q_row, address(k), k_row, address(v), v_row),
-        *(address(log_decay), decay_row, address(bonus)),
+        torch.get_num_threads(),
+        0 if bounds is None else bounds.data_ptr(),
+        *(sequences, T, B * T, H, HV // H, K, V, gate, normalizer, scale, EPSILON),
+        *(q.data_ptr(), q_row, k.data_ptr(), k_row, v.data_ptr(), v_row, decay_address, decay_row, bonus_address),
     )
     return given, (q, k, v, log_decay, bonus, bounds)
 
@@ -293,29 +307,69 @@ _backward = define(
 )
 
 
-def _run_step(
-    S: Tensor,
-    z: Tensor | None,
+def _take(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_decay: Tensor | None,
     bonus: Tensor | None,
+    S: Tensor,
+    z: Tensor | None,
+    bounds: Tensor | None,
     scale: float,
+    final_S: Tensor,
+    final_z: Tensor | None,
 ) -> Tensor:
-    given, held = _given(q, k, v, log_decay, bonus, S.shape[0], z is not None, None, scale)
+    """Read the tokens one by one into the final state, which may be the state itself if there is one token."""
+    given, held = _given(q, k, v, log_decay, bonus, S.shape[0], z is not None, bounds, scale)
     o = alike(v)
-    weight = None if z is None else v.new_empty(v.shape[:3])
-    state = (address(S), address(z))
-    kernel("gated_linear_forward", q.dtype)(*given, 0, KEEP, 1, 1, *state, address(o), *state, address(weight), 0)
+    states = (address(S), address(z), address(o), address(final_S), address(final_z))
+    kernel("gated_linear_forward", q.dtype)(*given, 0, KEEP, 1, 1, *states, 0, 0)
     del held
     return o
 
 
+def _run_steps(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    S: Tensor,
+    z: Tensor | None,
+    bounds: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    final_S, final_z = alike(S), S.new_empty(0) if z is None else alike(z)
+    o = _take(q, k, v, log_decay, bonus, S.contiguous(), _contiguous(z), bounds, scale, final_S, final_z)
+    return o, final_S, final_z
+
+
+def _shapes_of_steps(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    S: Tensor,
+    z: Tensor | None,
+    bounds: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return alike(v), alike(S), S.new_empty(0) if z is None else alike(z)
+
+
+#: the recurrent form where nothing is asked for but the result: to make the tensors of the other operator takes longer
+#: than to read a token
+_steps = define(
+    f"gated_linear_steps({_TIMED}, Tensor S, Tensor? z, Tensor? bounds, float scale) -> (Tensor, Tensor, Tensor)",
+    _run_steps,
+    _shapes_of_steps,
+)
+
 #: One token, whose state [B, HV, K, V] (and z [B, HV, K], with the normaliser) changes in place; both contiguous.
 step_ = define(
-    "gated_linear_step_(Tensor(a!) S, Tensor(b!)? z, Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? bonus,"
-    " float scale) -> Tensor",
-    _run_step,
+    f"gated_linear_step_(Tensor(a!) S, Tensor(b!)? z, {_TIMED}, float scale) -> Tensor",
+    lambda S, z, q, k, v, log_decay, bonus, scale: _take(q, k, v, log_decay, bonus, S, z, None, scale, S, z),
     lambda S, z, q, k, v, log_decay, bonus, scale: alike(v),
 )
