@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...errors import BackendError
 from ..chunk_length import chunk_length
-from ..library import address, boundaries, define, kernel, rows
+from ..library import address, alike, boundaries, define, kernel, rows
 
 __all__ = ["chunk", "recurrent", "step_"]
 
@@ -73,7 +73,14 @@ def _call(
     return output, final
 
 
-def _common(
+class _Inputs(NamedTuple):
+    """What every kernel takes first. The tensors, some of them copies, are held as long as their addresses are used."""
+
+    arguments: tuple[Any, ...]
+    held: tuple[Tensor | None, ...]
+
+
+def _inputs(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -83,17 +90,27 @@ def _common(
     bounds: Tensor | None,
     unit: bool,
     scale: float,
-) -> tuple[list[Any], list[Tensor]]:
-    """What every kernel takes first, and the tensors whose addresses are among it."""
-    given = [rows(x) for x in (q, k, v, beta)]
-    given.append((q, 0) if log_decay is None else rows(log_decay))
+) -> _Inputs:
+    _, tokens, key_heads, keys = q.shape
+    _, _, heads, values = v.shape
     fading = 0 if log_decay is None else _FADING[log_decay.ndim]
-    sizes = (*q.shape[2:3], *v.shape[2:3], q.shape[3], v.shape[3])
-    arguments: list[Any] = [torch.get_num_threads(), address(bounds), sequences, q.shape[1], *sizes]
-    arguments += [fading, unit, scale]
-    for x, row in given:
-        arguments += [address(x), row]
-    return arguments, [x for x, _ in given]
+    q_row = k_row = key_heads * keys
+    v_row, beta_row, decay_row, decay = heads * values, heads, heads * keys if fading == 2 else heads, log_decay
+    # A step passes here each time, and its tensors are mostly whole: is_contiguous costs a tenth of rows.
+    if not q.is_contiguous():
+        q, q_row = rows(q)
+    if not k.is_contiguous():
+        k, k_row = rows(k)
+    if not v.is_contiguous():
+        v, v_row = rows(v)
+    if not beta.is_contiguous():
+        beta, beta_row = rows(beta)
+    if decay is not None and not decay.is_contiguous():
+        decay, decay_row = rows(decay)
+    sizes = (torch.get_num_threads(), address(bounds), sequences, tokens, key_heads, heads, keys, values)
+    qk = (q.data_ptr(), q_row, k.data_ptr(), k_row)
+    others = (v.data_ptr(), v_row, beta.data_ptr(), beta_row, address(decay), decay_row)
+    return _Inputs((*sizes, fading, unit, scale, *qk, *others), (q, k, v, beta, decay))
 
 
 def _run(
@@ -110,14 +127,13 @@ def _run(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     state = state.contiguous()
-    common, held = _common(q, k, v, beta, log_decay, len(state), bounds, unit, scale)
+    inputs = _inputs(q, k, v, beta, log_decay, len(state), bounds, unit, scale)
     output, final, kept = _shapes(q, k, v, beta, log_decay, state, bounds, unit, scale, size, keep)
     kernel("gated_delta_forward", q.dtype)(
-        *common,
+        *inputs.arguments,
         chunk_length(size, CHUNK, q.shape[3]) if size else 0,
-        *(address(state), address(output), address(final), address(kept) if keep else 0),
+        *(state.data_ptr(), output.data_ptr(), final.data_ptr(), kept.data_ptr() if keep else 0),
     )
-    del held
     return output, final, kept
 
 
@@ -134,8 +150,10 @@ def _shapes(
     size: int,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    segments = v.shape[0] * v.shape[1] // SEGMENT + state.shape[0] if keep else 0
-    return v.new_empty(v.shape), state.new_empty(state.shape), state.new_empty(segments, *state.shape[1:])
+    if not keep:
+        return alike(v), alike(state), v.new_empty(0)
+    segments = v.shape[0] * v.shape[1] // SEGMENT + state.shape[0]
+    return alike(v), alike(state), state.new_empty(segments, *state.shape[1:])
 
 
 def _run_backward(
@@ -153,14 +171,13 @@ def _run_backward(
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     d_final, (d_rows, d_row) = d_final.contiguous(), rows(d_output)
-    common, held = _common(q, k, v, beta, log_decay, len(d_final), bounds, unit, scale)
+    inputs = _inputs(q, k, v, beta, log_decay, len(d_final), bounds, unit, scale)
     found = _shapes_of_backward(d_output, d_final, kept, q, k, v, beta, log_decay, bounds, unit, scale, size)
     kernel("gated_delta_backward", q.dtype)(
-        *common,
+        *inputs.arguments,
         chunk_length(size or CHUNK, CHUNK, q.shape[3]),
         *(address(kept), address(d_rows), d_row, address(d_final), *(address(x) for x in found)),
     )
-    del held
     return found
 
 
@@ -178,9 +195,8 @@ def _shapes_of_backward(
     scale: float,
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    d_log_decay = q.new_empty(0 if log_decay is None else log_decay.shape)
-    of_inputs = (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), beta.new_empty(beta.shape))
-    return *of_inputs, d_log_decay, d_final.new_empty(d_final.shape)
+    d_log_decay = q.new_empty(0) if log_decay is None else alike(log_decay)
+    return alike(q), alike(k), alike(v), alike(beta), d_log_decay, alike(d_final)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -229,10 +245,10 @@ def _run_step(
 ) -> Tensor:
     if not state.is_contiguous():
         raise BackendError("gated_delta_step_ writes on a contiguous state, got strides " + str(state.stride()))
-    common, held = _common(q, k, v, beta, log_decay, len(state), None, unit, scale)
-    output = v.new_empty(v.shape)
-    kernel("gated_delta_forward", q.dtype)(*common, 0, address(state), address(output), address(state), 0)
-    del held
+    inputs = _inputs(q, k, v, beta, log_decay, len(state), None, unit, scale)
+    output = alike(v)
+    place = state.data_ptr()
+    kernel("gated_delta_forward", q.dtype)(*inputs.arguments, 0, place, output.data_ptr(), place, 0)
     return output
 
 
@@ -240,5 +256,5 @@ def _run_step(
 step_ = define(
     f"gated_delta_step_(Tensor(a!) state, {_TIMED}, bool unit, float scale) -> Tensor",
     _run_step,
-    lambda state, q, k, v, beta, log_decay, unit, scale: v.new_empty(v.shape),
+    lambda state, q, k, v, beta, log_decay, unit, scale: alike(v),
 )
