@@ -56,6 +56,41 @@ def test_frequencies_are_the_distribution(options: dict[str, Any], temperature: 
         assert abs(p - q) < 4 * math.sqrt(max(q * (1 - q), 1e-12) / DRAWS)
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"top_k": 300}, 300),
+        ({"top_p": 0.3}, 300),
+        ({"top_p": 0.7, "top_k": 400}, 280),
+        ({"top_p": 1.0}, 1000),
+    ],
+)
+def test_of_equal_tokens_the_earlier_ones_are_kept(options: dict[str, Any], kept: int) -> None:
+    """A thousand tokens of the same probability, exact in binary with 24 that have none."""
+    logits = torch.zeros(1, 1024)
+    logits[0, 1000:] = -torch.inf
+    sampler = Sampler(Sampling.parse(options), 1)
+    weights = sampler._filtered(logits)
+    assert weights[0].nonzero().flatten().tolist() == list(range(kept))
+
+
+def test_rows_keep_as_many_as_each_needs() -> None:
+    logits = torch.stack([torch.zeros(600), torch.linspace(0, 60, 600)])
+    kept = (Sampler(Sampling(top_p=0.9007), 2)._filtered(logits) > 0).sum(-1)
+    by_sorting = [
+        int((p.cumsum(0) - p < 0.9007).sum()) for p in logits.double().softmax(-1).sort(descending=True).values
+    ]
+    assert kept.tolist() == by_sorting
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.25, 0.999, 1 - 2.0**-53])
+def test_a_number_at_the_edge_draws_a_token_that_can_be(uniform: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "rand", lambda *size, **options: torch.full(size, uniform, dtype=torch.float64))
+    logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, 0.0, -math.inf]])
+    expected = {0.0: 1, 0.25: 1, 0.999: 4, 1 - 2.0**-53: 4}[uniform]
+    assert Sampler(Sampling(), 1)(logits, [0]).tolist() == [expected]
+
+
 def test_greedy_takes_the_likeliest() -> None:
     assert frequencies(draws=5, temperature=0) == [0, 0, 1, 0]
     tie = torch.tensor([1.0, 3.0, 3.0])

@@ -57,20 +57,52 @@ class Sampler:
         if self.sampling.temperature == 0:
             return logits.argmax(-1)
         weights = self._filtered(logits)
-        draws = [torch.multinomial(w, 1, generator=self.generators[row]) for w, row in zip(weights, rows, strict=True)]
+        draws = [_draw(w, self.generators[row]) for w, row in zip(weights, rows, strict=True)]
         return torch.cat(draws) if draws else torch.empty(0, dtype=torch.int64)
 
     def _filtered(self, logits: Tensor) -> Tensor:
         options = self.sampling
         # Subtracting the maximum first: a tiny temperature would overflow otherwise.
-        logits = (logits - logits.amax(-1, keepdim=True)) / options.temperature
-        probabilities, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
+        probabilities = ((logits - logits.amax(-1, keepdim=True)) / options.temperature).softmax(-1)
         if options.top_k is not None:
-            probabilities[..., options.top_k :] = 0
+            count = min(options.top_k, probabilities.shape[-1])
+            probabilities = _likeliest(probabilities, torch.full_like(probabilities[:, :1], count, dtype=torch.int64))
         if options.top_p is not None:
-            total = probabilities.sum(-1, keepdim=True)
-            before = probabilities.cumsum(-1) - probabilities
-            probabilities = probabilities.masked_fill(before >= options.top_p * total, 0)
+            probabilities = _likeliest(probabilities, _needed(probabilities, options.top_p))
         if options.min_p is not None:
-            probabilities = probabilities.masked_fill(probabilities < options.min_p * probabilities[..., :1], 0)
-        return torch.zeros_like(probabilities).scatter(-1, order, probabilities)
+            least = options.min_p * probabilities.amax(-1, keepdim=True)
+            probabilities = probabilities.masked_fill(probabilities < least, 0)
+        return probabilities
+
+
+def _draw(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """One index of `weights` [n], each as likely as its share: int64 [1].
+
+    The place of one uniform number among the running sums; torch.multinomial draws a number for each weight.
+    """
+    sums = weights.double().cumsum(-1)
+    at = sums[-1:] * torch.rand(1, generator=generator, dtype=torch.float64)
+    # What rounding lifts to the sum of all belongs to the last weight above zero.
+    return torch.searchsorted(sums, at, right=True).minimum(torch.searchsorted(sums, sums[-1:]))
+
+
+def _needed(probabilities: Tensor, share: float) -> Tensor:
+    """How few of the likeliest reach this share of all: [n, vocab] -> int64 [n, 1]."""
+    total = probabilities.sum(-1, keepdim=True)
+    size, count = probabilities.shape[-1], 32
+    while True:  # few do as a rule, and to sort all of a large vocabulary takes longer than a small model's step
+        count = min(8 * count, size)
+        largest = probabilities.topk(count).values
+        needed = (largest.cumsum(-1) - largest < share * total).sum(-1, keepdim=True)
+        if count == size or bool((needed < count).all()):
+            return needed
+
+
+def _likeliest(probabilities: Tensor, count: Tensor) -> Tensor:
+    """Keep the `count` [n, 1] largest of each row, the earlier of equal ones, and set the others to zero."""
+    largest = probabilities.topk(int(count.max())).values if len(count) else probabilities
+    least = largest.gather(-1, count - 1)
+    equal = probabilities == least
+    above = probabilities > least
+    kept = above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
+    return probabilities.masked_fill(~kept, 0)
