@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..models import LanguageModel
+from ..ops.constants import Constants, keeping
 from .reading import Reading, read
 from .sampling import Sampler, Sampling
 
@@ -57,10 +58,12 @@ def stream(
     rows = list(range(len(reading.logits)))
     sampler = Sampler(sampling or Sampling(), len(rows))
     device = model.embedding.weight.device
+    constants: Constants = {}
     for _ in range(max_tokens):
         tokens = sampler(reading.logits[:, :choices], rows)
-        hidden, state = model.hidden(tokens[:, None].to(device), state=reading.state)
-        reading = Reading(state, model.head(hidden[:, -1]))
+        with keeping(constants):
+            hidden, state = model.hidden(tokens[:, None].to(device), state=reading.state)
+            reading = Reading(state, model.head(hidden[:, -1]))
         chosen = tokens.tolist()
         yield list(rows), chosen, reading
         alive = [

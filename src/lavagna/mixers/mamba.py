@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..ops.constants import constant
 from ..ops.selective.api import selective_scan
 from .base import Mixer
 from .parts.conv import ShortConv
-from .parts.gates import dt_bias
+from .parts.gates import dt_bias, negative_exponential
 from .parts.linear import Linear
 from .parts.norms import HeadNorm
 from .parts.options import above_zero, at_least_one
-from .parts.precision import wide
 
 __all__ = ["Mamba", "MambaState"]
 
@@ -116,7 +116,7 @@ class Mamba(Mixer):
         y, ssm = selective_scan(
             u,
             dt,
-            -wide(self.A_log).exp(),
+            constant(self.A_log, negative_exponential),
             B,
             C,
             self.D,

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..ops.constants import constant
 from ..ops.linear.api import gated_linear
 from .base import Mixer
 from .parts.conv import ShortConv
-from .parts.gates import dt_bias
+from .parts.gates import dt_bias, negative_exponential
 from .parts.linear import Linear
 from .parts.norms import HeadNorm
 from .parts.options import above_zero, at_least_one, divide
@@ -122,7 +123,7 @@ class Mamba2(Mixer):
             C.unflatten(-1, (self.groups, self.state_size)),
             B.unflatten(-1, (self.groups, self.state_size)),
             u * dt[..., None],
-            -dt * wide(self.A_log).exp(),
+            dt * constant(self.A_log, negative_exponential),
             scale=1.0,
             state=memory,
             return_state=True,

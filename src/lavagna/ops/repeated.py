@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .constants import widened
+
 __all__ = ["Plan", "facts", "make_plan"]
 
 #: other values with the same facts -> output and final state
@@ -89,7 +91,7 @@ def make_plan(
     def plan(values: tuple[Any, ...]) -> tuple[Tensor, Any]:
         given = {name: values[place] for name, place in places}
         for name, wide in casts:
-            given[name] = given[name].to(wide)
+            given[name] = widened(given[name], wide)
         output, state = function(**given, **constants)
         if output.dtype != dtype:
             output = output.to(dtype)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .constants import widened
 from .dispatch import automatic_is_native
 from .library import address, define, kernel, rows
 
@@ -51,7 +52,7 @@ def rms_norm(
     Source:
         Zhang & Sennrich 2019; with the gate behind it as in RetNet (Sun et al. 2023), before it as in Mamba-2.
     """
-    weight = weight.to(x.dtype)
+    weight = widened(weight, x.dtype)
     gate = None if gate is None else gate.to(x.dtype)
     if x.device.type == "cpu" and x.numel() and automatic_is_native():
         return _forward(x, weight, gate, _NUMBERS[None if gate is None else act], gate_first, eps)

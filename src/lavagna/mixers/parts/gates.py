@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...ops.constants import constant
 from .linear import Linear
 from .precision import wide
 
-__all__ = ["LowRank", "dt_bias", "softplus_decay"]
+__all__ = ["LowRank", "dt_bias", "negative_exponential", "softplus_decay"]
 
 
 def dt_bias(size: int, low: float = 1e-3, high: float = 1e-1, floor: float = 1e-4) -> Tensor:
@@ -21,6 +22,11 @@ def dt_bias(size: int, low: float = 1e-3, high: float = 1e-1, floor: float = 1e-
     """
     dt = torch.exp(torch.empty(size).uniform_(math.log(low), math.log(high))).clamp(min=floor)
     return dt + torch.log(-torch.expm1(-dt))
+
+
+def negative_exponential(A_log: Tensor) -> Tensor:
+    """−exp(A_log), in float32 at least."""
+    return -wide(A_log).exp()
 
 
 def softplus_decay(logits: Tensor, A_log: Tensor, bias: Tensor) -> Tensor:
@@ -34,7 +40,7 @@ def softplus_decay(logits: Tensor, A_log: Tensor, bias: Tensor) -> Tensor:
     Source:
         Mamba-2 (Dao & Gu 2024): the decay exp(Δ A) with A = −exp(A_log) and Δ = softplus(logits + bias).
     """
-    return -wide(A_log).exp() * F.softplus(wide(logits) + wide(bias))
+    return constant(A_log, negative_exponential) * F.softplus(wide(logits) + wide(bias))
 
 
 class LowRank(nn.Module):
