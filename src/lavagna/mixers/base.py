@@ -35,6 +35,14 @@ def _described(kinds: Kinds) -> str:
     return ", ".join(f"{name} (complex)" if is_complex else name for name, is_complex in kinds) or "nothing"
 
 
+def _first_parameter(module: nn.Module) -> nn.Parameter:
+    """The first of module.parameters(), which takes as long to begin as a step takes a small operator."""
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            return parameter
+    return next(module.parameters())
+
+
 class Mixer(nn.Module):
     """A layer that mixes tokens: [B, T, D] -> [B, T, D], reading the past through a state.
 
@@ -161,7 +169,7 @@ class Mixer(nn.Module):
         return _kinds(named_leaves(self.init_state(1, device="meta")))
 
     def _check_dtype_and_device(self, x: Tensor) -> None:
-        parameter = next(self.parameters())
+        parameter = _first_parameter(self)
         if x.device != parameter.device:
             raise ShapeError(
                 f"{type(self).__name__}: x must be on {parameter.device} as the parameters, got {x.device}"
@@ -181,7 +189,7 @@ class Mixer(nn.Module):
 
     def _like(self, dtype: torch.dtype | None, device: torch.device | str | None) -> tuple[torch.dtype, torch.device]:
         """Fill in the dtype and device of the parameters where none was given."""
-        parameter = next(self.parameters())
+        parameter = _first_parameter(self)
         return dtype or parameter.dtype, torch.device(device) if device is not None else parameter.device
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:

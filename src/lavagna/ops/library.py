@@ -53,13 +53,27 @@ def define(
     operator = getattr(torch.ops.lavagna, name).default
 
     def call(*arguments: Any) -> Any:
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not _unobserved(arguments):
             return operator(*arguments)
-        # To find out that no gradient is wanted takes torch longer than a step takes the kernel.
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
+        return run(*arguments)
 
     return call
+
+
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), bool, int, float})
+
+
+def _unobserved(arguments: tuple[Any, ...]) -> bool:
+    """Whether torch would hand this call to its kernel and do nothing else: its way there takes longer than a step.
+
+    No mode, transform, trace or profile wants to see it, and no argument is a tensor of another kind.
+    """
+    return _PLAIN.issuperset(map(type, arguments)) and not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch._C._autograd._profiler_enabled()
+    )
 
 
 def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .constants import widened
 from .dispatch import automatic_is_native
-from .library import address, define, kernel, rows
+from .library import address, alike, define, kernel, rows
 
 __all__ = ["GATES", "rms_norm"]
 
@@ -65,6 +65,8 @@ def rms_norm(
 
 def _as_rows(x: Tensor, weight: Tensor) -> tuple[Tensor, int]:
     """Tokens of [heads, N], and how many numbers apart they begin."""
+    if x.is_contiguous():
+        return x, weight.numel()
     return rows(x.reshape(1, -1, *x.shape[-weight.ndim :]))
 
 
@@ -84,7 +86,7 @@ def _arguments(
 
 def _run(x: Tensor, weight: Tensor, gate: Tensor | None, act: int, gate_first: bool, eps: float) -> Tensor:
     arguments, _alive = _arguments(x, weight, gate, act, gate_first, eps)
-    y = x.new_empty(x.shape)
+    y = alike(x)
     kernel("rms_norm_forward", x.dtype)(*arguments, address(y))
     return y
 

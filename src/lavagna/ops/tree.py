@@ -40,7 +40,11 @@ def named_leaves(state: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     else:
         parts = state.named_tensors()
     for name, part in parts:
-        yield from named_leaves(part, f"{prefix}.{name}" if prefix else name)
+        name = f"{prefix}.{name}" if prefix else name
+        if isinstance(part, Tensor):
+            yield name, part
+        else:
+            yield from named_leaves(part, name)
 
 
 def leaves(state: Any) -> list[Tensor]:

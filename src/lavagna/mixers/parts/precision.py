@@ -11,4 +11,5 @@ __all__ = ["wide"]
 
 def wide(x: Tensor) -> Tensor:
     """`x` in float32, or in float64 if it is."""
-    return x.to(state_dtype(x.dtype))
+    dtype = state_dtype(x.dtype)
+    return x if x.dtype == dtype else x.to(dtype)
