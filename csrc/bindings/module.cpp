@@ -2,6 +2,7 @@
 #include "bindings.h"
 
 #include "../core/instruction_sets.h"
+#include "../core/pages.h"
 #include "../core/parallel.h"
 
 NB_MODULE(_native, module) {
@@ -30,6 +31,9 @@ NB_MODULE(_native, module) {
 
   module.def("set_openmp", &set_openmp, nb::arg("parallel"), nb::arg("thread_number"),
              "Addresses of GOMP_parallel and omp_get_thread_num in the OpenMP runtime that torch has loaded.");
+
+  module.def("gather_pages", &gather_pages, nb::arg("address"), nb::arg("bytes"), Unlocked(),
+             "Ask the system to hold these bytes in large pages.");
 
   bind_limits(module);
   bind_rms_norm(module);

@@ -21,6 +21,7 @@ from ..ops.tree import named_leaves
 from ..shapes import Dims
 from .block import Block, make_norm
 from .config import LanguageModelConfig
+from .pages import gather_pages
 from .state import BlockState, ModelState
 
 __all__ = ["Backbone"]
@@ -48,6 +49,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.config = config
         self.checkpointing = False
+        self._gathered: tuple[int, ...] | None = None
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
@@ -74,6 +76,10 @@ class Backbone(nn.Module):
     def stack(self) -> list[Block]:
         """The blocks, bottom first."""
         return cast("list[Block]", list(self.blocks))
+
+    def gather_pages(self) -> None:
+        """Have the system hold the weights in large pages (see .pages), unless it was asked for these before."""
+        self._gathered = gather_pages(self, self._gathered)
 
     # --- state ----------------------------------------------------------------------------------------------
 
