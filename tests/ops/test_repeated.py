@@ -12,7 +12,7 @@ from torch import Tensor
 from lavagna.errors import InputError, ShapeError
 from lavagna.ops import gated_delta, short_conv
 from lavagna.ops.dispatch import Call, Result, Row, Table, automatic
-from lavagna.ops.repeated import facts
+from lavagna.ops.repeated import Plans
 from lavagna.ops.spec import Case, Inputs, OpSpec
 
 from ..support.operators import SPECS, draw, few, mapped, named_values, variety
@@ -175,18 +175,21 @@ def test_autocast_and_autograd_are_noticed() -> None:
 
 
 def test_the_facts_of_a_call() -> None:
+    def facts(*values: Any) -> Any:
+        known = Plans(tuple(map(type, values)))
+        return (tuple(map(type, values)), known.facts(values)) if known.usable else None
+
     x, y = torch.ones(2), torch.ones(2)
-    known = facts((x, y, 1, None), {"state": None})
-    assert known == facts((y, x + 1, 1, None), {"state": None})
+    known = facts(x, y, 1, None)
+    assert known == facts(y, x + 1, 1, None)
     others = [
-        ((x, y, 2, None), ["state"]),
-        ((x, y, True, None), ["state"]),
-        ((x, y, 1, None), ["other"]),
-        ((x, y, None, 1), ["state"]),
-        ((x, torch.ones(3), 1, None), ["state"]),
-        ((x, y.double(), 1, None), ["state"]),
-        ((x, y.to("meta"), 1, None), ["state"]),
+        (x, y, 2, None),
+        (x, y, True, None),
+        (x, y, None, 1),
+        (x, torch.ones(3), 1, None),
+        (x, y.double(), 1, None),
+        (x, y.to("meta"), 1, None),
     ]
-    assert all(known != facts(values, dict.fromkeys(names)) for values, names in others)
-    assert facts((x, y, [1]), {}) is None
-    assert facts((x, 1), {}) is None
+    assert all(known != facts(*values) for values in others)
+    assert facts(x, y, [1]) is None
+    assert facts(x, 1) is None

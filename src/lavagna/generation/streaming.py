@@ -16,9 +16,6 @@ from .sampling import Sampler, Sampling
 
 __all__ = ["Generated", "generate", "stream"]
 
-#: tokens for which it pays to put the weights into large pages first
-MANY = 32
-
 
 class Generated(NamedTuple):
     """What was generated.
@@ -61,7 +58,7 @@ def stream(
     rows = list(range(len(reading.logits)))
     sampler = Sampler(sampling or Sampling(), len(rows))
     device = model.embedding.weight.device
-    if max_tokens >= MANY:
+    if max_tokens:
         model.gather_pages()
     constants: Constants = {}
     for _ in range(max_tokens):

@@ -21,7 +21,7 @@ from torch import Tensor
 from .. import native
 from ..errors import BackendError, InputError, ShapeError, unknown_name
 from .packing import run_packed
-from .repeated import Plan, facts, make_plan
+from .repeated import Plan, Plans, make_plan
 from .tree import leaves
 
 __all__ = [
@@ -41,7 +41,7 @@ IMPLS = ("reference", "torch", "cpu")
 
 _DOUBLE = (torch.float64, torch.complex128)
 
-#: calls of one operator that are remembered; sequences of many lengths would else fill the memory
+#: calls that are remembered, of one operator with arguments of the same kinds: sequences have many lengths
 _REMEMBERED = 1024
 
 _P = ParamSpec("_P")
@@ -191,7 +191,7 @@ class Table:
         _LATER.update(row.target.partition(":")[0] for row in rows)
         self.prefer = prefer
         self._chosen: dict[tuple[str, str, tuple[str, ...]], tuple[Row, ...]] = {}
-        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._plans: dict[tuple[Any, ...], Plans] = {}
         self._running = local()  # of each thread, the call that it is at
 
     def reasons(self, row: Row, call: Call | None = None) -> list[str]:
@@ -296,11 +296,14 @@ class Table:
             if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
                 return function(*args, **kwargs)
             values = (*args, *kwargs.values())
-            alike = facts(values, kwargs)
-            if alike is None:
+            kinds = (*map(type, values), *kwargs)
+            known = self._plans.get(kinds)
+            if known is None:
+                known = self._plans[kinds] = Plans(kinds)
+            if not known.usable:
                 return function(*args, **kwargs)
-            key = (_automatic, alike)
-            plan = self._plans.get(key)
+            key = (_automatic, known.facts(values))
+            plan = known.plans.get(key)
             if plan is not None:
                 return Result(*plan(values))
             outer = getattr(self._running, "lesson", None)
@@ -310,9 +313,9 @@ class Table:
             finally:
                 self._running.lesson = outer
             if lesson.plan is not None:
-                if len(self._plans) >= _REMEMBERED:
-                    self._plans.clear()
-                self._plans[key] = lesson.plan
+                if len(known.plans) >= _REMEMBERED:
+                    known.plans.clear()
+                known.plans[key] = lesson.plan
             return result
 
         return operator

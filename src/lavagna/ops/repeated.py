@@ -12,7 +12,6 @@ zeros where none was given), of one with an argument that is neither a tensor no
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from .constants import widened
 
-__all__ = ["Plan", "facts", "make_plan"]
+__all__ = ["Plan", "Plans", "make_plan"]
 
 #: other values with the same facts -> output and final state
 Plan = Callable[[tuple[Any, ...]], tuple[Tensor, Any]]
@@ -32,30 +31,29 @@ _PLAIN = (type(None), bool, int, float, str)
 _look = attrgetter("shape", "dtype", "device")
 
 
-def facts(values: tuple[Any, ...], names: dict[str, Any]) -> tuple[Any, ...] | None:
-    """All that decides what becomes of a call; None where values decide too.
+class Plans:
+    """The plans of an operator's calls with arguments of the same kinds.
 
     Args:
-        values: its arguments, first those by place, then those by name.
-        names: the arguments by name.
+        kinds: the types of the values, first those by place, then those by name, and the names. The types too: True
+            and 1 are equal, and not the same to every check.
     """
-    # The types too: True and 1 are equal, and not the same to every check.
-    kinds = (*map(type, values), *names)
-    tensors, plain = _split(kinds)
-    if tensors is None:
-        return None
-    return (kinds, plain(values), *map(_look, tensors(values)))
 
+    __slots__ = ("_plain", "_tensors", "plans", "usable")
 
-@lru_cache(maxsize=4096)
-def _split(kinds: tuple[Any, ...]) -> tuple[Callable[..., Any] | None, Callable[..., Any]]:
-    """Take the tensors, and the rest, out of values of these types; None where there are not two tensors or more."""
-    types = [kind for kind in kinds if isinstance(kind, type)]
-    tensors = [place for place, kind in enumerate(types) if kind in _TENSORS]
-    plain = [place for place, kind in enumerate(types) if kind in _PLAIN]
-    rest = itemgetter(*plain) if plain else lambda values: None
-    usable = len(tensors) > 1 and len(tensors) + len(plain) == len(types)
-    return itemgetter(*tensors) if usable else None, rest
+    def __init__(self, kinds: tuple[Any, ...]) -> None:
+        types = [kind for kind in kinds if isinstance(kind, type)]
+        tensors = [place for place, kind in enumerate(types) if kind in _TENSORS]
+        plain = [place for place, kind in enumerate(types) if kind in _PLAIN]
+        #: whether shapes, dtypes, devices and plain options decide alone (with one tensor alone there is no state)
+        self.usable = len(tensors) > 1 and len(tensors) + len(plain) == len(types)
+        self.plans: dict[tuple[Any, ...], Plan] = {}
+        self._tensors: Callable[..., Any] = itemgetter(*tensors) if tensors else tuple
+        self._plain: Callable[..., Any] = itemgetter(*plain) if plain else lambda values: None
+
+    def facts(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """All that decides what becomes of a call with these values."""
+        return (self._plain(values), *map(_look, self._tensors(values)))
 
 
 def make_plan(
