@@ -81,13 +81,12 @@ void backward(int threads, Address bounds, std::int64_t count, std::int64_t each
               std::int64_t heads, std::int64_t ratio, std::int64_t keys, std::int64_t values, int gate, bool
               normalizer, double scale, double epsilon, Address q, std::int64_t q_row, Address k, std::int64_t k_row,
               Address v, std::int64_t v_row, Address log_decay, std::int64_t log_decay_row, Address bonus,
-              std::int64_t chunk, std::int64_t keep, std::int64_t parts, Address o, Address weight, Address kept,
+              std::int64_t keep, std::int64_t parts, Address o, Address weight, Address kept,
               Address d_o, std::int64_t d_o_row, Address d_final_S, Address d_final_z, Address dq, Address dk,
               Address dv, Address d_log_decay, Address d_bonus, Address d_S, Address d_z) {
   GatedLinear<T> a = given<T>(bounds, count, each, tokens, heads, ratio, keys, values, gate, normalizer, scale,
                               epsilon, q, q_row, k, k_row, v, v_row, log_decay, log_decay_row, bonus);
-  a.chunk = chunk;
-  a.keep = keep;
+  a.chunk = a.keep = keep;
   a.parts = parts;
   a.strip = values;
   a.o = at<T>(o);

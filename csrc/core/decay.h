@@ -60,19 +60,6 @@ T segments(std::int64_t tokens, const T* log_decay, T* between, std::int64_t row
   return since;
 }
 
-// write and the total of `segments` alone.
-template <class T>
-T segment_writes(std::int64_t tokens, const T* log_decay, std::int64_t row, T* write) {
-  T decay[longest_chunk];
-  decays(tokens, log_decay, decay);
-  T until = 1;
-  for (std::int64_t j = row - 1; j >= 0; --j) {
-    write[j] = j < tokens ? until : T(0);
-    if (j < tokens) until *= decay[j];
-  }
-  return until;
-}
-
 // d_log_decay += its gradient through `segments`, from d(between) ∘ between [C, row], zeros above the diagonal,
 // d(read) ∘ read [row], d(write) ∘ write [row] and d(total) · total.
 template <class T, bool before>
@@ -198,20 +185,6 @@ void fade(std::int64_t count, std::int64_t channels, const T* from, const T* fac
   for (std::int64_t c = 0; c < channels; c += lanes<T>) {
     const Vec<T> f = load(factor + c);
     for (std::int64_t i = 0; i < count; ++i) store(to + i * channels + c, load(from + i * channels + c) * f);
-  }
-}
-
-// Of what absorb makes, `writing` and `total` alone.
-template <class T, int sets>
-void absorb_writing(const ChannelDecay<T, sets>& x) {
-  constexpr int wide = lanes<T>;
-  for (std::int64_t c = 0; c < x.channels; c += wide) {
-    Vec<T> until = splat(T(1));
-    for (std::int64_t i = (x.tokens - 1) * x.channels + c; i >= 0; i -= x.channels) {
-      store(x.writing + i, load(x.column + i) * until);
-      until *= exp<T>(load(x.log_decay + i));
-    }
-    store(x.total + c, until);
   }
 }
 

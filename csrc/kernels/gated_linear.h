@@ -31,7 +31,7 @@ struct GatedLinear {
   bool normalizer;  // the output is divided by scale · q_tᵀ z_t + epsilon, z the sum of k under the same decay
   T scale;
   T epsilon;
-  std::int64_t chunk;   // tokens, a multiple of 16
+  std::int64_t chunk;   // tokens, a multiple of 16; those of the backward pass are what lies between kept states
   std::int64_t keep;    // tokens between the states that are kept, a multiple of chunk
   std::int64_t parts;
   std::int64_t strip;   // columns of a strip, the last of a value head may have fewer
@@ -71,9 +71,11 @@ struct GatedLinear {
   std::int64_t strips() const { return (values + strip - 1) / strip; }
   // Strips of the longest part.
   std::int64_t part() const { return (ratio * strips() + parts - 1) / parts; }
-  // Where the kept states of sequence m begin: room for one before every keep-th token of each sequence.
-  std::int64_t slot(std::int64_t m) const { return sequences.begin(m) / keep + m; }
-  std::int64_t slots() const { return tokens / keep + sequences.count; }
+  // Where the kept states of sequence m begin; of packed sequences at a place that needs no look at the others.
+  std::int64_t slot(std::int64_t m) const {
+    if (sequences.bounds == nullptr) return m * ((sequences.tokens + keep - 1) / keep);
+    return sequences.begin(m) / keep + m;
+  }
 };
 
 struct GatedLinearKernels {

@@ -6,7 +6,7 @@
 //     dW = dO vᵀ                dv = Wᵀ dO + write ∘ (k dS)
 //     dq = (read ∘ dO) Sᵀ + …   dk = (write ∘ v) dSᵀ + …   dS ← total ∘ dS + qᵀ (read ∘ dO)
 //
-// S is needed turned around and is carried so from the last kept state; dS is needed both ways.
+// S is needed turned around, and that is how the forward pass kept it for every chunk of this one; dS is needed both ways.
 #pragma once
 
 #include "gated_linear_chunk.h"
@@ -30,7 +30,6 @@ struct Backward {
   T* d_bonus;                                    // [Kp] of each value head
   T* dS_turned;                                  // [Vp, Kp]
   T* dS;                                         // [K, Vp] of each value head
-  T* states;  // [Vp, Kp] of each value head for each chunk between kept states
 
   Backward(const Part<T>& p, T* memory) : pieces{memory}, chunk(p, pieces) {
     const GatedLinear<T>& a = p.a;
@@ -43,7 +42,6 @@ struct Backward {
     d_bonus = pieces.take(heads * Kp);
     dS_turned = pieces.take(Vp * Kp);
     dS = pieces.take(heads * chunk.K * Vp);
-    states = pieces.take((a.keep / C - 1) * heads * Vp * Kp);
   }
 };
 
@@ -184,20 +182,6 @@ void backward_head(const Backward<T, channel>& f, Chunk<T, channel>& x, std::int
   }
 }
 
-// What the state before a chunk becomes behind it, both turned around.
-template <class T, bool channel>
-void advance(Chunk<T, channel>& x, std::int64_t local, std::int64_t head, const T* from, T* to) {
-  const std::int64_t Kp = x.Kp, Vp = x.Vp;
-  x.writes(head);
-  x.values(x.p.first + local);
-  tiles<T>(x.a.values + x.a.normalizer, Kp, [&](auto tile, std::int64_t j, std::int64_t c) LAVAGNA_LAMBDA {
-    tile.take(from + j * Kp + c, Kp);
-    tile.scale_columns(x.total + c);
-    tile.add(x.tokens, x.written + j, 1, Vp, x.writing + c, Kp);
-    tile.put(to + j * Kp + c, Kp);
-  });
-}
-
 template <class T, bool channel>
 void backward_part(const Part<T>& p, T* memory) {
   const Backward<T, channel> f(p, memory);
@@ -219,47 +203,32 @@ void backward_part(const Part<T>& p, T* memory) {
   }
   fill(f.d_bonus, heads * Kp, T(0));
 
-  const std::int64_t segments = (p.length + a.keep - 1) / a.keep;
-  for (std::int64_t segment = segments - 1; segment >= 0; --segment) {
-    const std::int64_t first = segment * a.keep;
-    const std::int64_t end = first + a.keep < p.length ? first + a.keep : p.length;
-    const std::int64_t chunks = (end - first + a.chunk - 1) / a.chunk;
-    // The state before chunk n of this segment.
-    const auto state_before = [&](std::int64_t n, std::int64_t r) {
-      if (n > 0) return f.states + ((n - 1) * heads + r) * state;
-      return a.kept + ((a.slot(p.sequence) + segment) * HV + p.value_head(p.first + r)) * state;
-    };
-    for (std::int64_t n = 0; n + 1 < chunks; ++n) {
-      x.move(first + n * a.chunk);
-      for (std::int64_t r = 0; r < heads; ++r)
-        advance(x, r, p.value_head(p.first + r), state_before(n, r), state_before(n + 1, r));
+  for (std::int64_t n = (p.length - 1) / a.chunk; n >= 0 && p.length > 0; --n) {
+    x.move(n * a.chunk);
+    x.pairs();
+    const std::int64_t C = x.C;
+    fill(f.dq, C * Kp, T(0));
+    fill(f.dk, C * Kp, T(0));
+    if (!channel) fill(f.d_qk, C * C, T(0));
+    for (std::int64_t r = 0; r < heads; ++r) {
+      const std::int64_t head = p.value_head(p.first + r);
+      backward_head(f, x, r, head, a.kept + ((a.slot(p.sequence) + n) * HV + head) * state);
     }
-
-    for (std::int64_t n = chunks - 1; n >= 0; --n) {
-      x.move(first + n * a.chunk);
-      x.pairs();
-      const std::int64_t C = x.C;
-      fill(f.dq, C * Kp, T(0));
-      fill(f.dk, C * Kp, T(0));
-      if (!channel) fill(f.d_qk, C * C, T(0));
-      for (std::int64_t r = 0; r < heads; ++r)
-        backward_head(f, x, r, p.value_head(p.first + r), state_before(n, r));
-      if constexpr (!channel) {
-        tiles<T>(C, Kp, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
-          tile.take(f.dq + i * Kp + j, Kp);
-          tile.add(i + tile.height, f.d_qk + i * C, C, 1, x.k + j, Kp);
-          tile.put(f.dq + i * Kp + j, Kp);
-        });
-        tiles<T>(C, Kp, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
-          tile.take(f.dk + i * Kp + j, Kp);
-          tile.add(C - i, f.d_qk + i * C + i, 1, C, x.q + i * Kp + j, Kp);
-          tile.put(f.dk + i * Kp + j, Kp);
-        });
-      }
-      const std::int64_t target = ((p.part * a.tokens + x.start) * a.heads + p.head) * K;
-      scatter(f.dq, Kp, x.tokens, K, a.scale, a.dq + target, a.heads * K);
-      scatter(f.dk, Kp, x.tokens, K, T(1), a.dk + target, a.heads * K);
+    if constexpr (!channel) {
+      tiles<T>(C, Kp, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
+        tile.take(f.dq + i * Kp + j, Kp);
+        tile.add(i + tile.height, f.d_qk + i * C, C, 1, x.k + j, Kp);
+        tile.put(f.dq + i * Kp + j, Kp);
+      });
+      tiles<T>(C, Kp, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
+        tile.take(f.dk + i * Kp + j, Kp);
+        tile.add(C - i, f.d_qk + i * C + i, 1, C, x.q + i * Kp + j, Kp);
+        tile.put(f.dk + i * Kp + j, Kp);
+      });
     }
+    const std::int64_t target = ((p.part * a.tokens + x.start) * a.heads + p.head) * K;
+    scatter(f.dq, Kp, x.tokens, K, a.scale, a.dq + target, a.heads * K);
+    scatter(f.dk, Kp, x.tokens, K, T(1), a.dk + target, a.heads * K);
   }
 
   for (std::int64_t r = 0; r < heads; ++r) {

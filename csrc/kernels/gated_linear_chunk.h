@@ -224,24 +224,17 @@ struct Chunk {
     });
   }
 
-  void gather_log_decay(std::int64_t head) {
+  // The decays of a value head, and what its tokens read of each other.
+  void decays(std::int64_t head) {
+    const bool before = a.bonus != nullptr;  // a token reads before it fades and writes
     if constexpr (channel) {
       gather(p.log_decay(start, head), a.log_decay_row, tokens, K, T(1), log_decay, C, Kp);
+      before ? absorb<T, true>(absorbed) : absorb<T, false>(absorbed);
     } else {
       for (std::int64_t i = 0; i < C; ++i)
         log_decay[i] = i >= tokens || a.gate == Gate::none ? T(0)
                        : a.gate == Gate::constant         ? a.log_decay[head]
                                                           : a.log_decay[(start + i) * a.log_decay_row + head];
-    }
-  }
-
-  // The decays of a value head, and what its tokens read of each other.
-  void decays(std::int64_t head) {
-    gather_log_decay(head);
-    const bool before = a.bonus != nullptr;  // a token reads before it fades and writes
-    if constexpr (channel) {
-      before ? absorb<T, true>(absorbed) : absorb<T, false>(absorbed);
-    } else {
       fill(total, Kp, before ? segments<T, true>(C, log_decay, between, C, read, write)
                              : segments<T, false>(C, log_decay, between, C, read, write));
       for (std::int64_t i = 0; i < C; ++i) {
@@ -260,16 +253,7 @@ struct Chunk {
     }
   }
 
-  // Of decays what the state behind the chunk needs.
-  void writes(std::int64_t head) {
-    gather_log_decay(head);
-    if constexpr (channel)
-      absorb_writing(absorbed);
-    else
-      fill(total, Kp, segment_writes(C, log_decay, C, write));
-  }
-
-  // The values of a strip; decays or writes came before.
+  // The values of a strip; its decays came before.
   void values(std::int64_t strip) {
     const std::int64_t width = p.width(strip);
     gather(p.v(start, strip), a.v_row, tokens, width, T(1), v, C, Vp);

@@ -158,13 +158,13 @@ def test_a_gradient_that_nobody_announced() -> None:
         assert torch.equal(one, other)
 
 
-def test_what_the_backward_pass_keeps_is_a_state_in_64_tokens() -> None:
-    inputs = draw(640, "scalar", B=2, HV=3)
-    asked = [t if t is None else t.requires_grad_() for t in inputs.values()]
-    *_, kept = torch.ops.lavagna.gated_linear(*asked, None, None, 0.3, 16, True)
-    assert kept.shape == (2 * 640 // 64 + 2, 3, VALUES, 32)  # the last is K, in whole vectors
-    *_, kept = torch.ops.lavagna.gated_linear(*asked, None, None, 0.3, 16, False)
-    assert kept.numel() == 0
+@pytest.mark.parametrize(("K", "tokens"), [(4, 16), (64, 32), (100, 32), (128, 64), (512, 64)])
+def test_what_the_backward_pass_keeps_is_a_state_in_half_k_tokens(K: int, tokens: int) -> None:
+    q, k, v = (torch.randn(2, 640, heads, size) for heads, size in ((1, K), (1, K), (3, 5)))
+    S = torch.zeros(2, 3, K, 5)
+    for keep, states in ((True, 2 * 640 // tokens), (False, 0)):
+        *_, kept = torch.ops.lavagna.gated_linear(q, k, v, None, None, S, None, None, 1.0, 16, keep)
+        assert kept.shape == (states, 3, 5, K + -K % 16)
 
 
 def test_parts_of_a_wider_projection_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,8 @@ from .normalizer import EPSILON, LinearState
 
 __all__ = ["chunk", "recurrent", "step_"]
 
-#: tokens between two states that are kept for the backward pass
-KEEP = 64
-#: tokens of a chunk of the forward pass, if nobody says otherwise; chunks have a multiple of it, and KEEP one of theirs
-CHUNK = 16
+#: tokens of a chunk of the forward pass, if nobody says otherwise; all chunks have 16, 32 or 64
+CHUNK, LONGEST = 16, 64
 #: what fades the state, by the dimensions of log_decay
 _GATES = {1: 1, 3: 2, 4: 3}
 #: columns of a value that are worth a thread's attention
@@ -36,7 +34,7 @@ def chunk(
     bounds: list[int] | None,
 ) -> tuple[Tensor, Any]:
     """q, k [B, T, H, K], v [B, T, HV, V], state [B, HV, K, V] or (S, z) -> o [B, T, HV, V], state."""
-    size = CHUNK if chunk_size is None else 1 << (min(max(chunk_size, CHUNK), KEEP).bit_length() - 1)
+    size = CHUNK if chunk_size is None else _power_of_two(chunk_size)
     return _call(q, k, v, log_decay, bonus, state, normalizer, bounds, scale, size)
 
 
@@ -133,13 +131,18 @@ def _share(tasks: int, pieces: int) -> int:
     return min(range(1, min(pieces, threads) + 1), key=lambda parts: (idle(parts) > 1.1, round(idle(parts), 3), parts))
 
 
-def _backward_chunk(K: int, V: int) -> int:
-    """Tokens of a chunk of the backward pass, as measured.
+def _power_of_two(tokens: int) -> int:
+    """The length of a chunk near this one."""
+    return 1 << (min(max(tokens, CHUNK), LONGEST).bit_length() - 1)
 
-    It has more products per token than the forward pass that the length of a chunk does not lengthen. Shorter
-    chunks than KEEP compute the states between those kept once more.
+
+def _keep(K: int) -> int:
+    """Tokens of a chunk of the backward pass, and so between the states that the forward pass keeps for it.
+
+    K/2, so that the states take the memory of v twice. It is longer than a chunk of the forward pass: less to keep
+    is worth more products of pairs, and it has more products that do not lengthen with the chunk.
     """
-    return KEEP if K * V > 64 * 64 else KEEP // 2
+    return _power_of_two(K // 2)
 
 
 def _run(
@@ -159,13 +162,13 @@ def _run(
     given, held = _given(q, k, v, log_decay, bonus, S.shape[0], z is not None, bounds, scale)
     results = _shapes(q, k, v, log_decay, bonus, S, z, bounds, scale, size, keep)
     heads, ratio, V = q.shape[2], v.shape[2] // q.shape[2], v.shape[3]
-    strip = V
+    strip, keep_every = V, _keep(q.shape[3])
     if size and z is None and S.shape[0] * v.shape[2] < torch.get_num_threads() and V > STRIP:
         strip = STRIP
     parts = _share(S.shape[0] * heads, ratio * -(-V // strip)) if size else 1
     o, final_S, final_z, weight, kept = map(address, results)
     kernel("gated_linear_forward", q.dtype)(
-        *(*given, size, KEEP, parts, strip, address(S), address(z), o, final_S, final_z, weight),
+        *(*given, min(size, keep_every), keep_every, parts, strip, address(S), address(z), o, final_S, final_z, weight),
         kept if keep else 0,
     )
     del held
@@ -187,7 +190,10 @@ def _shapes(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     final_z = S.new_empty(0) if z is None else alike(z)
     weight = S.new_empty(0) if z is None else S.new_empty(v.shape[:3])
-    slots = v.shape[0] * v.shape[1] // KEEP + S.shape[0] if keep else 0
+    slots = 0
+    if keep:
+        tokens = _keep(q.shape[3])
+        slots = S.shape[0] * -(-v.shape[1] // tokens) if bounds is None else v.shape[1] // tokens + S.shape[0]
     K, V = S.shape[2:]
     kept = S.new_empty(slots, S.shape[1], V + (z is not None), K + -K % 16)
     return alike(v), alike(S), final_z, weight, kept
@@ -222,7 +228,7 @@ def _run_backward(
         d_log_decay = d_log_decay.new_empty(sequences, *d_log_decay.shape)
     d_bonus = d_bonus.new_empty(sequences, *d_bonus.shape)
     kernel("gated_linear_backward", q.dtype)(
-        *(*given, _backward_chunk(q.shape[3], v.shape[3]), KEEP, parts, address(o), address(weight), address(kept)),
+        *(*given, _keep(q.shape[3]), parts, address(o), address(weight), address(kept)),
         *(address(d_rows), d_row, address(d_S), address(d_z), address(dq), address(dk), address(dv)),
         *(address(d_log_decay), address(d_bonus), address(d_S_before), address(d_z_before)),
     )
@@ -324,7 +330,7 @@ def _take(
     given, held = _given(q, k, v, log_decay, bonus, S.shape[0], z is not None, bounds, scale)
     o = alike(v)
     states = (address(S), address(z), address(o), address(final_S), address(final_z))
-    kernel("gated_linear_forward", q.dtype)(*given, 0, KEEP, 1, 1, *states, 0, 0)
+    kernel("gated_linear_forward", q.dtype)(*given, 0, 1, 1, 1, *states, 0, 0)
     del held
     return o
 
