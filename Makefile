@@ -2,6 +2,7 @@
 # make demo      train four small models on the sources of Python's library and compare them
 # make test      what CI runs
 # make lint      style and types
+# make sanitize  run the kernels under the sanitizers for addresses and undefined behaviour
 # make bench     measure the kernels beside other implementations and the limits of this machine (about five minutes)
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test lint bench
+.PHONY: install demo test lint sanitize bench
 
 install: $(INSTALLED)
 
@@ -32,6 +33,22 @@ lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# An environment of its own holds the sanitized build and borrows everything else. The sanitizer for addresses must be
+# loaded before Python; Python's own leaks at its end are not ours.
+SANITIZED := build/sanitized
+SITE := import sysconfig; print(sysconfig.get_path("purelib"))
+CXX ?= c++
+
+sanitize: install
+	$(BIN)/python -m venv $(SANITIZED)
+	$(BIN)/python -c '$(SITE)' > $$($(SANITIZED)/bin/python -c '$(SITE)')/borrowed.pth
+	LAVAGNA_REQUIRE_NATIVE=1 $(SANITIZED)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --no-build-isolation --no-deps --force-reinstall --config-settings=build-dir=$(SANITIZED)/objects \
+	  --config-settings=cmake.define.LAVAGNA_SANITIZE=ON .
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(SANITIZED)/bin/python -m pytest -m subset -k 'cpu or native' --numprocesses auto --dist worksteal
 
 bench: install
 	$(BIN)/python -m benchmarks

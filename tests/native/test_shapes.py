@@ -40,6 +40,8 @@ def cases(draw_from: st.DrawFn, spec: OpSpec) -> Case:
     return resized(case, **sizes)
 
 
+pytestmark = [pytest.mark.subset] if NATIVE else []
+
 BY_NAME = {spec.op: spec for spec in NATIVE}
 EACH = pytest.mark.parametrize("op", BY_NAME)  # by name, or hypothesis would print whole specs
 

@@ -64,13 +64,13 @@ def check_float64(spec: OpSpec, row: Row, case: Case) -> None:
     close_all(answer(spec, row, double(draw(spec, case))), exact_reference(spec, case))
 
 
-@each(lambda spec: spec.cases, reference=False)
+@each(lambda spec: spec.cases, reference=False, native_subset=True)
 def test_one_answer(spec: OpSpec, row: Row, case: Case) -> None:
     check_float32(spec, row, case)
     check_float64(spec, row, case)
 
 
-@each(lambda spec: variety(spec, T=20), reference=False)
+@each(lambda spec: variety(spec, T=20), reference=False, native_subset=True)
 def test_one_answer_in_half_precision(spec: OpSpec, row: Row, case: Case) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         inputs = draw(spec, case, dtype)
@@ -164,7 +164,7 @@ def test_autocast_changes_nothing(spec: OpSpec, row: Row, case: Case) -> None:
 # 2. Cut anywhere -------------------------------------------------------------------------------------------
 
 
-@each(binding("cut anywhere", B=2, T=70))
+@each(binding("cut anywhere", B=2, T=70), native_subset=True)
 @hypothesis.settings(max_examples=3)
 @hypothesis.example(cuts=[0, 0, 1, 64, 70])
 @hypothesis.given(cuts=st.lists(st.integers(0, 70), max_size=5).map(sorted))
@@ -181,7 +181,7 @@ def test_one_token_at_a_time_equals_the_whole(spec: OpSpec, row: Row, case: Case
 # 3. Neighbours don't matter --------------------------------------------------------------------------------
 
 
-@each(few)
+@each(few, native_subset=True)
 def test_packed_sequences_equal_each_alone(spec: OpSpec, row: Row, case: Case) -> None:
     inputs, bounds = packed(spec, case, LENGTHS)
     close_all(answer(spec, row, inputs, cu_seqlens=bounds), exact_alone(spec, case, LENGTHS))

@@ -70,12 +70,12 @@ def check_layouts(spec: OpSpec, row: Row, case: Case, layouts: Sequence[Callable
         close_all(answer(spec, row, mapped(inputs, layout)), expected, EQUAL)
 
 
-@each(lambda spec: few(spec, B=2, T=20))
+@each(lambda spec: few(spec, B=2, T=20), native_subset=True)
 def test_strides_do_not_matter(spec: OpSpec, row: Row, case: Case) -> None:
     check_layouts(spec, row, case, LAYOUTS)
 
 
-@each(every_shape)
+@each(every_shape, native_subset=True)
 def test_nothing_is_read_beyond_the_ends(spec: OpSpec, row: Row, case: Case) -> None:
     inputs = draw(spec, case)
     close_all(answer(spec, row, mapped(inputs, between_nans)), answer(spec, row, inputs), 1e-6)

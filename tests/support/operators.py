@@ -26,6 +26,8 @@ Answer = dict[str, Tensor]
 
 SPECS = specs()
 
+LONGEST = 130  # tokens of a case of the marked subset
+
 
 def rows(spec: OpSpec, *, reference: bool = True) -> list[Row]:
     """The rows that can run on this machine."""
@@ -77,10 +79,22 @@ def every_shape(spec: OpSpec) -> list[Case]:
 Cases = Callable[[OpSpec], Sequence[Case]]
 
 
-def each(cases: Cases, *, reference: bool = True) -> pytest.MarkDecorator:
-    """Run a test on every row of every operator, with each of the cases chosen from its spec."""
+def each(cases: Cases, *, reference: bool = True, native_subset: bool = False) -> pytest.MarkDecorator:
+    """Run a test on every row of every operator, with each of the cases chosen from its spec.
+
+    Args:
+        cases: chosen from a spec.
+        reference: on the row of the reference too.
+        native_subset: on native rows it belongs to the marked subset, but for long cases.
+    """
     parameters = [
-        pytest.param(spec, row, case, id=f"{spec.op}-{row.impl}.{row.form}-{case.name}")
+        pytest.param(
+            spec,
+            row,
+            case,
+            id=f"{spec.op}-{row.impl}.{row.form}-{case.name}",
+            marks=[pytest.mark.subset] if native_subset and row.impl == "cpu" and case.sizes["T"] <= LONGEST else [],
+        )
         for spec in SPECS
         for case in cases(spec)
         for row in rows(spec, reference=reference)  # innermost: they share a remembered reference
