@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..row import Row
-from . import calls, delta, lengths, linear, models, scan, short_conv
+from . import calls, delta, lengths, linear, models, scan, short_conv, steps
 
 __all__ = ["ROWS"]
 
@@ -13,6 +13,7 @@ ROWS: tuple[Row, ...] = (
     *linear.ROWS,
     *short_conv.ROWS,
     *lengths.ROWS,
+    *steps.ROWS,
     *calls.ROWS,
     *models.ROWS,
 )
