@@ -35,6 +35,9 @@ NB_MODULE(_native, module) {
   module.def("gather_pages", &gather_pages, nb::arg("address"), nb::arg("bytes"), Unlocked(),
              "Ask the system to hold these bytes in large pages.");
 
+  module.def("expect_pages", &expect_pages, nb::arg("address"), nb::arg("bytes"),
+             "Ask the system for large pages behind these bytes, which nobody has touched yet.");
+
   bind_limits(module);
   bind_rms_norm(module);
   bind_gated_delta(module);

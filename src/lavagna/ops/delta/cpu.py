@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import BackendError
 from ..chunk_length import chunk_length
-from ..library import address, alike, boundaries, define, kernel, rows
+from ..library import address, alike, boundaries, define, kernel, rows, untouched
 
 __all__ = ["chunk", "recurrent", "step_"]
 
@@ -129,6 +129,7 @@ def _run(
     state = state.contiguous()
     inputs = _inputs(q, k, v, beta, log_decay, len(state), bounds, unit, scale)
     output, final, kept = _shapes(q, k, v, beta, log_decay, state, bounds, unit, scale, size, keep)
+    untouched(output, kept)
     kernel("gated_delta_forward", q.dtype)(
         *inputs.arguments,
         chunk_length(size, CHUNK, q.shape[3]) if size else 0,
@@ -173,6 +174,7 @@ def _run_backward(
     d_final, (d_rows, d_row) = d_final.contiguous(), rows(d_output)
     inputs = _inputs(q, k, v, beta, log_decay, len(d_final), bounds, unit, scale)
     found = _shapes_of_backward(d_output, d_final, kept, q, k, v, beta, log_decay, bounds, unit, scale, size)
+    untouched(*found)
     kernel("gated_delta_backward", q.dtype)(
         *inputs.arguments,
         chunk_length(size or CHUNK, CHUNK, q.shape[3]),
