@@ -53,7 +53,7 @@ void forward(int threads, const Given& given, Address y, Address final, Address 
   SelectiveScan<T> a = arguments<T>(given);
   constexpr Int wide = selective_scan_forward_channels;
   const Int tasks = blocks(a, wide) * a.sequences.count;
-  const Scratch scratch(team(threads, tasks) * selective_scan_scratch(wide, a.states, false) * Int{sizeof(T)});
+  const Scratch scratch(team(threads, tasks) * selective_scan_scratch(a.states, false) * Int{sizeof(T)});
   a.y = at<T>(y);
   a.final = at<T>(final);
   a.kept = at<T>(kept);
@@ -68,7 +68,7 @@ void backward(int threads, const Given& given, Int rows, Int pieces, Address kep
   SelectiveScan<T> a = arguments<T>(given);
   constexpr Int wide = selective_scan_backward_channels;
   const Int tasks = a.channels == 0 ? 0 : a.groups * pieces * a.sequences.count;
-  const Scratch scratch(team(threads, tasks) * selective_scan_scratch(wide, a.states, true) * Int{sizeof(T)});
+  const Scratch scratch(team(threads, tasks) * selective_scan_scratch(a.states, true) * Int{sizeof(T)});
   a.scratch = scratch.as<T>();
   a.rows = rows;
   a.pieces = pieces;

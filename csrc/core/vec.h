@@ -324,8 +324,7 @@ LAVAGNA_INLINE VecD rest_of_artanh(VecD square) {
 }
 
 template <class T>
-LAVAGNA_INLINE Vec<T> softplus(Vec<T> x) {
-  const Vec<T> w = exact_exp<T>(min<T>(x, -x));
+LAVAGNA_INLINE Vec<T> softplus(Vec<T> x, Vec<T> w) {
   const Vec<T> s = (w + w) / (T(2) + w);
   const Vec<T> square = s * s;
   return max<T>(x, Vec<T>{}) + (rest_of_artanh(square) * square * s + s);

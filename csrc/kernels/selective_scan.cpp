@@ -11,6 +11,9 @@ namespace {
 
 constexpr std::int64_t tile = selective_scan_tile;
 
+// Channels whose numbers are taken from memory together: a row of them is some lines of one page.
+constexpr std::int64_t strip = 64;
+
 // Numbers from one vector of channels to the next where each has a tile of tokens: one token more than a tile, so that
 // the same token of neighbours falls into different sets of the cache.
 template <class T>
@@ -23,29 +26,27 @@ struct Decay {
 };
 
 #if LAVAGNA_VECTOR_BYTES == 64
-alignas(64) constexpr float powers[32] = {
-    1.0f,        1.021897149f, 1.044273782f, 1.067140401f, 1.090507733f, 1.114386743f, 1.138788635f, 1.163724859f,
-    1.189207115f, 1.215247360f, 1.241857812f, 1.269050957f, 1.296839555f, 1.325236643f, 1.354255547f, 1.383909882f,
-    1.414213562f, 1.445180807f, 1.476826146f, 1.509164428f, 1.542210825f, 1.575980845f, 1.610490332f, 1.645755478f,
-    1.681792831f, 1.718619298f, 1.756252160f, 1.794709074f, 1.834008086f, 1.874167614f, 1.915206561f, 1.957144124f};
+alignas(64) constexpr float powers[16] = {1.0f,         1.044273782f, 1.090507733f, 1.138788635f,
+                                          1.189207115f, 1.241857812f, 1.296839555f, 1.354255547f,
+                                          1.414213562f, 1.476826146f, 1.542210825f, 1.610490332f,
+                                          1.681792831f, 1.756252160f, 1.834008086f, 1.915206561f};
 
-// x = k/32 + f: 2^(k mod 32 / 32) from a table in two registers, 2^f by a polynomial of degree 2 that is minimax among
-// those that are 1 at 0 (5e-8, with rounding 1.5e-7), and 2^floor(k/32) by an instruction that has its own way to 0.
-// Three operations on the units that multiply, where the polynomial of degree 5 has five, and they are what limits us.
+// x = k/16 + f: 2^(k mod 16 / 16) from a table in a register, 2^f by a polynomial of degree 3 that begins with
+// 1 + f ln 2 (1e-8, with rounding 1.1e-7), and 2^floor(k/16) by an instruction that finds its own way to 0. Four
+// operations of the units that multiply, which are what limits us, where the polynomial of degree 6 alone has six.
 template <>
 struct Decay<float> {
-  __m512 low = _mm512_load_ps(powers);
-  __m512 high = _mm512_load_ps(powers + 16);
+  __m512 table = _mm512_load_ps(powers);
 
   LAVAGNA_INLINE VecF operator()(VecF x) const {
     asm("" : "+v"(x));  // else the product that made x is done twice, as part of each sum below
-    constexpr float round = Number<float>::round / 32;
+    constexpr float round = Number<float>::round / 16;
     const VecF shifted = x + round;
     const VecF n = shifted - round;
     const VecF f = x - n;
-    const VecF power = (VecF)_mm512_permutex2var_ps(low, (__m512i)shifted, high);
+    // The forms with a mask, for the compiler warns of what the others leave undefined.
+    const VecF power = (VecF)_mm512_maskz_permutexvar_ps(__mmask16(-1), (__m512i)shifted, table);
     const VecF rest = f * ((0.05550417f * f + 0.24022845f) * f + 0.69314718f);
-    // The form with a mask, for the compiler warns of what the other leaves undefined.
     return (VecF)_mm512_maskz_scalef_ps(__mmask16(-1), (__m512)(power * rest + power), (__m512)n);
   }
 };
@@ -85,6 +86,11 @@ LAVAGNA_INLINE void put(T* row, std::int64_t v, std::int64_t width, Vec<T> value
 
 constexpr std::int64_t min_of(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
+// The strip of a block that begins with channel d of it.
+LAVAGNA_INLINE Block part(const Block& block, std::int64_t d) {
+  return {block.group, block.first + d, min_of(block.width - d, strip)};
+}
+
 // Up to as many channels as a vector has lanes.
 template <class T>
 struct Channels {
@@ -116,25 +122,40 @@ struct From {
   LAVAGNA_INLINE const T* at(std::int64_t t) const { return first + t * step; }
 };
 
-// Δ of each token, before and after its limits.
-template <class T>
-struct Step {
-  explicit Step(const SelectiveScan<T>& a, const Channels<T>& channels)
-      : bias_(channels.get_or_zero(a.dt_bias)), low_(splat(a.low)), high_(splat(a.high)), softplus_(a.softplus) {}
-
-  LAVAGNA_INLINE Vec<T> raw(Vec<T> dt) const { return dt + bias_; }
-  LAVAGNA_INLINE Vec<T> unlimited(Vec<T> raw) const { return softplus_ ? softplus<T>(raw) : raw; }
-  LAVAGNA_INLINE Vec<T> limited(Vec<T> delta) const { return min<T>(high_, max<T>(low_, delta)); }
-  // The derivative of the three with respect to dt.
-  LAVAGNA_INLINE Vec<T> slope(Vec<T> raw, Vec<T> unlimited) const {
-    const Vec<T> steep = softplus_ ? sigmoid<T>(raw) : splat(T(1));
-    return (unlimited < low_) | (unlimited > high_) ? Vec<T>{} : steep;
-  }
-
- private:
-  Vec<T> bias_, low_, high_;
-  bool softplus_;
-};
+// Δ of a strip of channels in a tile: `use` gets it with the token, the channels, where they lie among [vectors, tokens,
+// lanes], and, where it is asked for, the slope dΔ / d dt. In two loops, one after the other: a chain of dependent
+// operations as long as both together would fill what the processor can look ahead.
+template <bool with_slope, class T, class Use>
+LAVAGNA_INLINE void steps(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Block& block,
+                          const Use& use) {
+  const From<T> dt(a.dt, row);
+  const Vec<T> low = splat(a.low), high = splat(a.high);
+  const bool soft = a.softplus;
+  const std::int64_t count = vectors<T>(block);
+  T raws[strip * (tile + 1)], smalls[strip * (tile + 1)];  // dt + bias and e^−|dt + bias|
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t v = 0; v < count; ++v) {
+      const Channels<T> channels(block, v);
+      const std::int64_t at = v * pitch<T> + t * lanes<T>;
+      const Vec<T> raw = channels.get(dt.at(t)) + channels.get_or_zero(a.dt_bias);
+      store(raws + at, raw);
+      if (soft) store(smalls + at, exact_exp<T>(min<T>(raw, -raw)));
+    }
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t v = 0; v < count; ++v) {
+      const std::int64_t at = v * pitch<T> + t * lanes<T>;
+      const Vec<T> raw = load(raws + at);
+      Vec<T> delta = raw, slope = splat(T(1));
+      if (soft) {
+        const Vec<T> small = load(smalls + at);
+        delta = softplus<T>(raw, small);
+        const Vec<T> above = T(1) / (T(1) + small);
+        if (with_slope) slope = raw < 0 ? small * above : above;
+      }
+      if (with_slope) slope = (delta < low) | (delta > high) ? Vec<T>{} : slope;
+      use(t, Channels<T>(block, v), at, min<T>(high, max<T>(low, delta)), slope);
+    }
+}
 
 // [width, N] as [vectors, padded N, lanes], zeros where there is nothing: square by square.
 template <class T>
@@ -241,7 +262,11 @@ template <class T>
 void keep(const SelectiveScan<T>& a, std::int64_t m, std::int64_t k, const Block& block, std::int64_t v, const T* h) {
   const std::int64_t padded = selective_scan_padded(a.states);
   T* to = kept_at(a, m, k, block, v);
-  for (std::int64_t n = 0; n < padded; ++n) store(to + n * selective_scan_lanes, load(h + n * lanes<T>));
+  const T* next = kept_at(a, m, k + 1, block, v);
+  for (std::int64_t n = 0; n < padded; ++n) {
+    store(to + n * selective_scan_lanes, load(h + n * lanes<T>));
+    __builtin_prefetch(next + n * selective_scan_lanes, 0, 2);
+  }
   if (v + 1 < vectors<T>(block)) return;
   for (++v; v * lanes<T> % selective_scan_lanes != 0; ++v) {
     to = kept_at(a, m, k, block, v);
@@ -249,16 +274,18 @@ void keep(const SelectiveScan<T>& a, std::int64_t m, std::int64_t k, const Block
   }
 }
 
-// What the next tile needs of the same channels, which nobody has touched for long: asked for while this tile is worked
-// on. The processor does not guess it, for every row is in another page.
-template <class T, int count>
+// What will be needed of a strip in one of its rows, which nobody has touched for long: asked for while something else is
+// worked on, one token at a time. The processor does not guess it, for every row is in another page.
 struct Ahead {
-  const T* rows[count];
-  std::int64_t steps[count];
+  const char* first;
+  std::int64_t step;
+
+  template <class T>
+  Ahead(const T* rows, std::int64_t row) : first(reinterpret_cast<const char*>(rows)), step(row * sizeof(T)) {}
 
   LAVAGNA_INLINE void fetch(std::int64_t t) const {
     LAVAGNA_UNROLL
-    for (int i = 0; i < count; ++i) __builtin_prefetch(rows[i] + t * steps[i], 0, 2);
+    for (int line = 0; line < 4; ++line) __builtin_prefetch(first + t * step + 64 * line, 0, 2);
   }
 };
 
@@ -267,8 +294,8 @@ struct Ahead {
 //
 // h ← exp(Δ A) h + u B and y += C h for `count` states of one vector of channels, through a tile.
 template <int count, bool B_timed, bool C_timed, class T>
-void scan(const Ahead<T, 3>& ahead, std::int64_t tokens, const T* delta, const T* u, const T* A, const T* B,
-          const T* C, std::int64_t padded, T* state, T* y) {
+void scan(const Ahead& ahead, std::int64_t tokens, const T* delta, const T* u, const T* A, const T* B, const T* C,
+          std::int64_t padded, T* state, T* y) {
   const Decay<T> decay;
   Vec<T> h[count];
   LAVAGNA_UNROLL
@@ -291,42 +318,43 @@ void scan(const Ahead<T, 3>& ahead, std::int64_t tokens, const T* delta, const T
 
 // Δ log2(e), u = Δ x and the skip, with which y begins.
 template <class T>
-void prepare(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Channels<T>& channels, T* delta,
-             T* u, T* y) {
-  const From<T> x(a.x, row), dt(a.dt, row);
-  const Step<T> step(a, channels);
-  const Vec<T> D = channels.get_or_zero(a.D);
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    const Vec<T> delta_t = step.limited(step.unlimited(step.raw(channels.get(dt.at(t)))));
+void prepare(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Block& block, T* delta, T* u,
+             T* y) {
+  const From<T> x(a.x, row);
+  const auto use = [&](std::int64_t t, const Channels<T>& channels, std::int64_t at, Vec<T> delta_t, Vec<T>)
+                       LAVAGNA_LAMBDA {
     const Vec<T> x_t = channels.get(x.at(t));
-    store(delta + t * lanes<T>, delta_t * log2_e<T>);
-    store(u + t * lanes<T>, delta_t * x_t);
-    store(y + t * lanes<T>, D * x_t);
-  }
+    store(delta + at, delta_t * log2_e<T>);
+    store(u + at, delta_t * x_t);
+    store(y + at, channels.get_or_zero(a.D) * x_t);
+  };
+  steps<false>(a, row, tokens, block, use);
 }
 
 template <class T>
-void gate(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Channels<T>& channels, const T* y) {
+void gate(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Block& block, const T* y) {
   const From<T> z(a.z, row);
   T* const out = a.y + row * a.channels;
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    Vec<T> y_t = load(y + t * lanes<T>);
-    if (z.first != nullptr) {
-      const Vec<T> z_t = channels.get(z.at(t));
-      y_t *= z_t * sigmoid<T>(z_t);
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t v = 0; v < vectors<T>(block); ++v) {
+      const Channels<T> channels(block, v);
+      Vec<T> y_t = load(y + v * pitch<T> + t * lanes<T>);
+      if (z.first != nullptr) {
+        const Vec<T> z_t = channels.get(z.at(t));
+        y_t *= z_t * sigmoid<T>(z_t);
+      }
+      channels.put(out + t * a.channels, y_t);
     }
-    channels.put(out + t * a.channels, y_t);
-  }
 }
 
 template <class T, bool B_timed, bool C_timed>
 void forward(const SelectiveScan<T>& a, std::int64_t begin, std::int64_t end, int thread) {
   constexpr std::int64_t wide = selective_scan_forward_channels;
   const std::int64_t padded = selective_scan_padded(a.states);
-  Shelf<T> shelf(a.scratch + thread * selective_scan_scratch(wide, a.states, false));
-  T* const delta = shelf.take(tile * lanes<T>);
-  T* const u = shelf.take(tile * lanes<T>);
-  T* const y = shelf.take(tile * lanes<T>);
+  Shelf<T> shelf(a.scratch + thread * selective_scan_scratch(a.states, false));
+  T* const delta = shelf.take(strip * (tile + 1));
+  T* const u = shelf.take(strip * (tile + 1));
+  T* const y = shelf.take(strip * (tile + 1));
   T* const A = shelf.take(wide * padded);
   T* const h = shelf.take(wide * padded);
   Held<T> B(a.B, a.states, wide, shelf);
@@ -356,23 +384,29 @@ void forward(const SelectiveScan<T>& a, std::int64_t begin, std::int64_t end, in
       const std::int64_t row = a.sequences.begin(m) + k * tile;
       B.take_tile(row, tokens);
       C.take_tile(row, tokens);
-      for (std::int64_t v = 0; v < vectors<T>(block); ++v) {
-        const Channels<T> channels(block, v);
-        T* const h_v = h + v * padded * lanes<T>;
-        const T* const A_v = A + v * padded * lanes<T>;
-        if (a.kept != nullptr) keep(a, m, k, block, v, h_v);
+      for (std::int64_t d = 0; d < block.width; d += strip) {
+        const Block here = part(block, d);
         const From<T> x(a.x, row + tile), dt(a.dt, row + tile), z(a.z.data == nullptr ? a.x : a.z, row + tile);
-        const Ahead<T, 3> ahead{{x.at(0) + channels.first, dt.at(0) + channels.first, z.at(0) + channels.first},
-                                {x.step, dt.step, z.step}};
-        prepare(a, row, tokens, channels, delta, u, y);
-        std::int64_t n = 0;
-        for (; n + 16 <= padded; n += 16)
-          scan<16, B_timed, C_timed>(ahead, tokens, delta, u, A_v + n * lanes<T>, B.at(v, n), C.at(v, n), padded,
-                                     h_v + n * lanes<T>, y);
-        for (; n < padded; n += 4)
-          scan<4, B_timed, C_timed>(ahead, tokens, delta, u, A_v + n * lanes<T>, B.at(v, n), C.at(v, n), padded,
-                                    h_v + n * lanes<T>, y);
-        gate(a, row, tokens, channels, y);
+        const Ahead ahead[] = {{a.y + row * a.channels + here.first, a.channels},
+                               {dt.first + here.first, dt.step},
+                               {x.first + here.first, x.step},
+                               {z.first + here.first, z.step}};
+        prepare(a, row, tokens, here, delta, u, y);
+        for (std::int64_t i = 0; i < vectors<T>(here); ++i) {
+          const std::int64_t v = d / lanes<T> + i;
+          const std::int64_t at = i * pitch<T>;
+          T* const h_v = h + v * padded * lanes<T>;
+          const T* const A_v = A + v * padded * lanes<T>;
+          if (a.kept != nullptr) keep(a, m, k, block, v, h_v);
+          std::int64_t n = 0;
+          for (; n + 16 <= padded; n += 16)
+            scan<16, B_timed, C_timed>(ahead[i % 4], tokens, delta + at, u + at, A_v + n * lanes<T>, B.at(v, n),
+                                       C.at(v, n), padded, h_v + n * lanes<T>, y + at);
+          for (; n < padded; n += 4)
+            scan<4, B_timed, C_timed>(ahead[i % 4], tokens, delta + at, u + at, A_v + n * lanes<T>, B.at(v, n),
+                                      C.at(v, n), padded, h_v + n * lanes<T>, y + at);
+        }
+        gate(a, row, tokens, here, y);
       }
     }
     turn_out<false>(h, block.width, a.states, a.final + (m * a.channels + block.first) * a.states);
@@ -382,8 +416,9 @@ void forward(const SelectiveScan<T>& a, std::int64_t begin, std::int64_t end, in
 // Recompute a tile from the state before it: decays and states of `count` states of `wide` vectors are left in
 // [token, count, wide, lanes], the state before token t at t. y += C h, for the gate's gradient.
 template <int wide, int count, bool B_timed, bool C_timed, class T>
-void recompute(std::int64_t tokens, const T* delta, const T* u, const T* A, const Held<T>& B, const Held<T>& C,
-               std::int64_t v, std::int64_t n0, std::int64_t padded, const T* const* kept, T* decays, T* states, T* y) {
+void recompute(const Ahead* ahead, int fetches, std::int64_t tokens, const T* delta, const T* u, const T* A, const Held<T>& B, const Held<T>& C,
+               std::int64_t v, std::int64_t n0, std::int64_t padded, const T* const* kept, const T* const* next,
+               T* decays, T* states, T* y) {
   const Decay<T> decay;
   constexpr std::int64_t step = count * wide * lanes<T>;
   Vec<T> h[count][wide], A_n[count][wide];
@@ -396,11 +431,13 @@ void recompute(std::int64_t tokens, const T* delta, const T* u, const T* A, cons
     LAVAGNA_UNROLL
     for (int n = 0; n < count; ++n) {
       h[n][i] = load(kept[i] + (n0 + n) * selective_scan_lanes);
+      __builtin_prefetch(next[i] + (n0 + n) * selective_scan_lanes, 0, 2);
       A_n[n][i] = load(A + (i * padded + n0 + n) * lanes<T>);
       store(states + (n * wide + i) * lanes<T>, h[n][i]);
     }
   }
   for (std::int64_t t = 0; t < tokens; ++t) {
+    for (int i = 0; i < fetches; ++i) ahead[i].fetch(t);
     Vec<T> delta_t[wide], u_t[wide], sum[wide];
     LAVAGNA_UNROLL
     for (int i = 0; i < wide; ++i) {
@@ -556,54 +593,55 @@ struct Work {
 };
 
 template <class T>
-void prepare_back(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Channels<T>& channels,
+void prepare_back(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Block& block,
                   const Work<T>& work) {
-  const From<T> x(a.x, row), dt(a.dt, row), z(a.z, row), dy(a.dy, row);
-  const Step<T> step(a, channels);
-  const Vec<T> D = channels.get_or_zero(a.D);
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    const std::int64_t at = t * lanes<T>;
-    const Vec<T> raw = step.raw(channels.get(dt.at(t)));
-    const Vec<T> unlimited = step.unlimited(raw);
-    const Vec<T> delta_t = step.limited(unlimited);
+  const From<T> x(a.x, row), z(a.z, row), dy(a.dy, row);
+  const auto use = [&](std::int64_t t, const Channels<T>& channels, std::int64_t at, Vec<T> delta_t, Vec<T> slope)
+                       LAVAGNA_LAMBDA {
     const Vec<T> x_t = channels.get(x.at(t));
-    Vec<T> dy_t = channels.get(dy.at(t));
-    if (z.first != nullptr) {
-      const Vec<T> z_t = channels.get(z.at(t));
-      const Vec<T> open = sigmoid<T>(z_t);
-      store(work.dz + at, dy_t * open * (T(1) + z_t * (T(1) - open)));
-      dy_t *= z_t * open;
-    }
     store(work.delta + at, delta_t * log2_e<T>);
+    store(work.slope + at, slope);
     store(work.u + at, delta_t * x_t);
-    store(work.slope + at, step.slope(raw, unlimited));
-    store(work.dy + at, dy_t);
-    store(work.y + at, D * x_t);
-  }
+    store(work.y + at, channels.get_or_zero(a.D) * x_t);
+  };
+  steps<true>(a, row, tokens, block, use);
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t v = 0; v < vectors<T>(block); ++v) {
+      const Channels<T> channels(block, v);
+      const std::int64_t at = v * pitch<T> + t * lanes<T>;
+      Vec<T> dy_t = channels.get(dy.at(t));
+      if (z.first != nullptr) {
+        const Vec<T> z_t = channels.get(z.at(t));
+        const Vec<T> open = sigmoid<T>(z_t);
+        store(work.dz + at, dy_t * open * (T(1) + z_t * (T(1) - open)));
+        dy_t *= z_t * open;
+      }
+      store(work.dy + at, dy_t);
+    }
 }
 
 template <class T>
-void finish_back(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Channels<T>& channels,
+void finish_back(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Block& block,
                  const Work<T>& work, T* dD, T* d_bias) {
   const From<T> x(a.x, row);
-  const Vec<T> D = channels.get_or_zero(a.D);
-  const std::int64_t out = row * a.channels;
-  Vec<T> dD_sum = load(dD), d_bias_sum = load(d_bias);
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    const std::int64_t at = t * lanes<T>;
-    const Vec<T> x_t = channels.get(x.at(t));
-    const Vec<T> dy_t = load(work.dy + at);
-    const Vec<T> du_t = load(work.du + at);
-    const Vec<T> d_dt = (load(work.d_delta + at) + du_t * x_t) * load(work.slope + at);
-    dD_sum += dy_t * x_t;
-    d_bias_sum += d_dt;
-    channels.put(a.dx + out + t * a.channels, du_t * (load(work.delta + at) * ln_2<T>) + D * dy_t);
-    channels.put(a.d_dt + out + t * a.channels, d_dt);
-    if (a.z.data != nullptr)
-      channels.put(a.dz + out + t * a.channels, load(work.y + at) * load(work.dz + at));
-  }
-  store(dD, dD_sum);
-  store(d_bias, d_bias_sum);
+  T* const dx = a.dx + row * a.channels;
+  T* const d_dt = a.d_dt + row * a.channels;
+  T* const dz = a.z.data == nullptr ? nullptr : a.dz + row * a.channels;
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t v = 0; v < vectors<T>(block); ++v) {
+      const Channels<T> channels(block, v);
+      const std::int64_t at = v * pitch<T> + t * lanes<T>;
+      const Vec<T> x_t = channels.get(x.at(t));
+      const Vec<T> dy_t = load(work.dy + at);
+      const Vec<T> du_t = load(work.du + at);
+      const Vec<T> d_dt_t = (load(work.d_delta + at) + du_t * x_t) * load(work.slope + at);
+      store(dD + v * lanes<T>, load(dD + v * lanes<T>) + dy_t * x_t);
+      store(d_bias + v * lanes<T>, load(d_bias + v * lanes<T>) + d_dt_t);
+      channels.put(dx + t * a.channels,
+                   du_t * (load(work.delta + at) * ln_2<T>) + channels.get_or_zero(a.D) * dy_t);
+      channels.put(d_dt + t * a.channels, d_dt_t);
+      if (dz != nullptr) channels.put(dz + t * a.channels, load(work.y + at) * load(work.dz + at));
+    }
 }
 
 template <class T, bool B_timed, bool C_timed>
@@ -611,7 +649,7 @@ void backward(const SelectiveScan<T>& a, std::int64_t begin, std::int64_t end, i
   constexpr std::int64_t wide = selective_scan_backward_channels;
   constexpr std::int64_t count = selective_scan_states;
   const std::int64_t padded = selective_scan_padded(a.states);
-  Shelf<T> shelf(a.scratch + thread * selective_scan_scratch(wide, a.states, true));
+  Shelf<T> shelf(a.scratch + thread * selective_scan_scratch(a.states, true));
   const Work<T> work(wide, shelf);
   T* const dD = shelf.take(wide);
   T* const d_bias = shelf.take(wide);
@@ -656,20 +694,38 @@ void backward(const SelectiveScan<T>& a, std::int64_t begin, std::int64_t end, i
           const std::int64_t row = a.sequences.begin(m) + k * tile;
           B.take_tile(row, tokens);
           C.take_tile(row, tokens);
-          for (std::int64_t v = 0; v < count_v; ++v)
-            prepare_back(a, row, tokens, Channels<T>(block, v), work.of(v));
+          for (std::int64_t d = 0; d < width; d += strip)
+            prepare_back(a, row, tokens, part(block, d), work.of(d / lanes<T>));
           for (std::int64_t n = 0; n < padded; n += count) {
             if (B_timed) clear(dB, tile * count * lanes<T>);
             if (C_timed) clear(dC, tile * count * lanes<T>);
             const auto vectors_from = [&](auto number, std::int64_t v) {
               constexpr int together = decltype(number)::value;
               const T* kept[together];
-              for (int i = 0; i < together; ++i) kept[i] = kept_at(a, m, k, block, v + i);
+              const T* next[together];
+              for (int i = 0; i < together; ++i) {
+                kept[i] = kept_at(a, m, k, block, v + i);
+                next[i] = kept_at(a, m, k > 0 ? k - 1 : k, block, v + i);
+              }
+              // In the first round: the inputs of the tile before this one, then what this one writes in the end.
+              const std::int64_t d = v * lanes<T> / strip * strip + block.first;
+              const bool inputs = v * lanes<T> % strip == 0;
+              const std::int64_t above = row - tile;
+              const Rows<T>& z = a.z.data == nullptr ? a.x : a.z;
+              T* const dz = a.z.data == nullptr ? a.dx : a.dz;
+              const Ahead ahead[2][4] = {{{a.dx + row * a.channels + d, a.channels},
+                                          {a.d_dt + row * a.channels + d, a.channels},
+                                          {dz + row * a.channels + d, a.channels},
+                                          {a.dy.data + above * a.dy.row + d, a.dy.row}},
+                                         {{a.x.data + above * a.x.row + d, a.x.row},
+                                          {a.dt.data + above * a.dt.row + d, a.dt.row},
+                                          {z.data + above * z.row + d, z.row},
+                                          {a.dy.data + above * a.dy.row + d, a.dy.row}}};
               const T* const A_v = A + v * padded * lanes<T>;
               const std::int64_t constant = (v * padded + n) * lanes<T>;
               const Work<T> here = work.of(v);
-              recompute<together, count, B_timed, C_timed>(tokens, here.delta, here.u, A_v, B, C, v, n, padded, kept,
-                                                           decays, states, here.y);
+              recompute<together, count, B_timed, C_timed>(ahead[inputs], n == 0 ? 4 : 0, tokens, here.delta, here.u, A_v, B,
+                                                           C, v, n, padded, kept, next, decays, states, here.y);
               const Sums<T> sums{B_timed ? dB : dB + constant, C_timed ? dC : dC + constant,
                                  dA + v * padded * lanes<T>, here.du, here.d_delta, n == 0};
               sweep<together, count, B_timed, C_timed>(tokens, here.delta, here.u, here.dy, A_v, B, C, v, n, padded,
@@ -682,8 +738,8 @@ void backward(const SelectiveScan<T>& a, std::int64_t begin, std::int64_t end, i
             if (B_timed) collect(a, a.B, dB, row, tokens, group, piece, n, first, a.dB);
             if (C_timed) collect(a, a.C, dC, row, tokens, group, piece, n, first, a.dC);
           }
-          for (std::int64_t v = 0; v < count_v; ++v)
-            finish_back(a, row, tokens, Channels<T>(block, v), work.of(v), dD + v * lanes<T>, d_bias + v * lanes<T>);
+          for (std::int64_t d = 0; d < width; d += strip)
+            finish_back(a, row, tokens, part(block, d), work.of(d / lanes<T>), dD + d, d_bias + d);
         }
         turn_out<false>(carry, width, a.states, a.d_state + (m * a.channels + block.first) * a.states);
       }
@@ -709,11 +765,10 @@ template <class T>
 void step(const SelectiveScan<T>& a, std::int64_t m, const Block& block) {
   const Decay<T> decay;
   const std::int64_t N = a.states;
-  const Channels<T> channels(block, 0);
   T delta[lanes<T>], u[lanes<T>], y[lanes<T>];
-  prepare(a, m, 1, channels, delta, u, y);
+  prepare(a, m, 1, block, delta, u, y);
   Vec<T> parts[lanes<T>] = {};
-  for (int i = 0; i < channels.count; ++i) {
+  for (std::int64_t i = 0; i < block.width; ++i) {
     const std::int64_t d = block.first + i;
     const T* const A = a.A + d * N;
     const T* const B = a.B.row != 0 ? a.B.data + m * a.B.row + block.group * a.B.group : a.B.data + d * N;
@@ -726,7 +781,7 @@ void step(const SelectiveScan<T>& a, std::int64_t m, const Block& block) {
     }
   }
   store(y, load(y) + sums<T>(parts));
-  gate(a, m, 1, channels, y);
+  gate(a, m, 1, block, y);
 }
 
 template <class T>

@@ -75,7 +75,7 @@ constexpr std::int64_t selective_scan_lanes = 16;
 // States are padded to a multiple of this.
 constexpr std::int64_t selective_scan_states = 4;
 // Channels that go through a tile together, forward and backward.
-constexpr std::int64_t selective_scan_forward_channels = 256;
+constexpr std::int64_t selective_scan_forward_channels = 128;
 constexpr std::int64_t selective_scan_backward_channels = 512;
 // Channels of a task of the step.
 constexpr std::int64_t selective_scan_step_channels = 16;
@@ -95,14 +95,13 @@ constexpr std::int64_t selective_scan_blocks(std::int64_t channels, std::int64_t
   return (channels + block - 1) / block;
 }
 
-// Numbers of a thread's scratch, where `channels` go through a tile together.
-constexpr std::int64_t selective_scan_scratch(std::int64_t channels, std::int64_t states, bool backward) {
+// Numbers of a thread's scratch.
+constexpr std::int64_t selective_scan_scratch(std::int64_t states, bool backward) {
   const std::int64_t padded = selective_scan_padded(states);
-  const std::int64_t timed = channels * (selective_scan_tile + 1);
-  const std::int64_t coefficient = (selective_scan_tile > channels ? selective_scan_tile : channels) * padded;
-  const std::int64_t vectors = 2 * selective_scan_lanes * selective_scan_states * (selective_scan_tile + 1);
-  return backward ? 8 * timed + 2 * channels + 3 * channels * padded + 4 * coefficient + 4 * vectors
-                  : 3 * selective_scan_tile * selective_scan_lanes + 2 * channels * padded + 2 * coefficient;
+  const std::int64_t channels = backward ? selective_scan_backward_channels : selective_scan_forward_channels;
+  const std::int64_t forward = 3 * 64 * (selective_scan_tile + 1) + 4 * channels * padded;
+  const std::int64_t pair = 2 * selective_scan_lanes * selective_scan_states * (selective_scan_tile + 1);
+  return backward ? 8 * channels * (selective_scan_tile + 1) + 2 * channels + 7 * channels * padded + 4 * pair : forward;
 }
 
 }  // namespace lavagna
