@@ -15,7 +15,17 @@ from typing import NamedTuple
 
 from .errors import BackendError, unknown_name
 
-__all__ = ["available", "compiler", "instruction_set", "instruction_sets", "kernels", "missing", "module", "refusals"]
+__all__ = [
+    "available",
+    "compiler",
+    "instruction_set",
+    "instruction_sets",
+    "kernels",
+    "missing",
+    "module",
+    "openmp",
+    "refusals",
+]
 
 EXTENSION = "lavagna._native"
 
@@ -130,6 +140,11 @@ def instruction_set() -> str | None:
     """The instruction set that kernels run on; None without the extension."""
     loaded = _load().module
     return None if loaded is None else loaded.instruction_set()
+
+
+def openmp() -> bool:
+    """Whether kernels share torch's threads; without, each call runs on one. Loads torch."""
+    return available() and _torch_openmp() is not None
 
 
 def kernels() -> frozenset[str]:

@@ -49,6 +49,22 @@ def test_tables_show_versions_reasons_and_remedies(
             assert reason in out
 
 
+def test_the_native_part_tells_what_it_runs_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native.available():
+        assert native.openmp() is False
+        return
+    assert gather()["native"]["instruction_set"] == native.instruction_set()
+    info()
+    out = capsys.readouterr().out
+    assert f"runs on {native.instruction_set()}" in out
+    assert f"on the {torch.get_num_threads()} threads of torch's OpenMP" in out
+    monkeypatch.setattr(native, "_torch_openmp", lambda: None)
+    info()
+    assert "on one thread: torch has no OpenMP runtime here" in capsys.readouterr().out
+
+
 def test_extras_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = project["optional-dependencies"]

@@ -43,7 +43,8 @@ def gather() -> dict[str, Any]:
         extras: extra -> its version or None, and the command that installs it.
         device: name of the processor; whether torch can use CUDA and MPS here.
         threads: how many torch uses, and how many this process may use.
-        native: whether the extension is there, its compiler and instruction sets, and what is missing.
+        native: whether the extension is there, its compiler, the instruction sets that it can use and the one in use,
+            whether it shares torch's OpenMP threads, and what is missing.
         operators: one entry for each operator, implementation and form, with every reason against it
             (none: it is usable here; a single call may still be refused).
     """
@@ -70,6 +71,8 @@ def gather() -> dict[str, Any]:
             "available": native.available(),
             "compiler": native.compiler(),
             "instruction_sets": native.instruction_sets(),
+            "instruction_set": native.instruction_set(),
+            "openmp": native.openmp(),
             "missing": native.missing(),
         },
         "operators": [
@@ -107,7 +110,12 @@ def _print(facts: dict[str, Any]) -> None:
     general.add_row("threads", f"{facts['threads']['torch']} of {facts['threads']['usable']}")
     native = facts["native"]
     if native["available"]:
-        general.add_row("native", f"{native['compiler']}; {', '.join(native['instruction_sets'])}")
+        others = ", ".join(name for name in native["instruction_sets"] if name != native["instruction_set"])
+        general.add_row("native", f"built by {native['compiler']}")
+        general.add_row("", f"runs on {native['instruction_set']}" + (f" (could: {others})" if others else ""))
+        shared = f"on the {facts['threads']['torch']} threads of torch's OpenMP"
+        alone = "on one thread: torch has no OpenMP runtime here that kernels could share"
+        general.add_row("", shared if native["openmp"] else alone)
     for reason in native["missing"]:
         general.add_row("native", reason)
     console.print(general)
