@@ -48,7 +48,7 @@ sanitize: install
 	  --config-settings=cmake.define.LAVAGNA_SANITIZE=ON .
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(SANITIZED)/bin/python -m pytest -m subset -k 'cpu or native' --numprocesses auto --dist worksteal
+	  $(SANITIZED)/bin/python -m pytest -m subset -k 'cpu or test_shapes' --numprocesses auto --dist worksteal
 
 bench: install
 	$(BIN)/python -m benchmarks
