@@ -23,6 +23,10 @@ struct Pieces {
   }
 };
 
+// The row length of a matrix that products walk down a few columns at a time: one more cache line where the rows of such
+// a panel would fall on a few sets of the cache.
+constexpr std::int64_t spread(std::int64_t row) { return row % 128 == 0 ? row + 16 : row; }
+
 // `count` rows of `width` numbers, times a factor, as a tile of C rows; zeros where nothing is.
 template <class T>
 void gather(const T* from, std::int64_t from_row, std::int64_t count, std::int64_t width, T factor, T* to,
