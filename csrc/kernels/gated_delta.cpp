@@ -125,11 +125,28 @@ struct Ahead {
   }
 };
 
+// Memories that a thread takes through time side by side, chunk by chunk or segment by segment: tokens of several heads
+// lie in the same pages, and are read while these are at hand. As many as leave L2 to the rest.
+constexpr std::int64_t most_abreast = 16;
+
+template <class T>
+constexpr std::int64_t abreast(const GatedDelta<T>& a) {
+  const std::int64_t fit = (std::int64_t(256) << 10) / (a.keys * a.values * static_cast<std::int64_t>(sizeof(T)));
+  return fit < 1 ? 1 : fit > most_abreast ? most_abreast : fit;
+}
+
+// The same for tasks that are key heads with all their value heads.
+template <class T>
+constexpr std::int64_t tasks_abreast(const GatedDelta<T>& a) {
+  const std::int64_t tasks = abreast(a) / (a.heads / a.key_heads);
+  return tasks < 1 ? 1 : tasks;
+}
+
 // Forward ---------------------------------------------------------------------------------------------------
 
 template <class T>
 struct ForwardScratch {
-  T* memory;  // panels [K, panel]
+  T* memories;  // of each abreast, panels [K, panel]
   T* turned;  // [K, C]
   T* scores;  // [2C, C]
   T* v;       // [C, panel]
@@ -138,78 +155,109 @@ struct ForwardScratch {
   T* u;       // [C, panel]
   Chunk<T> chunk;
 
-  ForwardScratch(Pieces<T>& pieces, std::int64_t keys, std::int64_t values, Fading fading)
-      : memory(pieces.take(panels<T>(values) * keys * panel<T>)),
-        turned(pieces.take(padded<T>(keys) * C)),
+  ForwardScratch(Pieces<T>& pieces, const GatedDelta<T>& a)
+      : memories(pieces.take(abreast(a) * panels<T>(a.values) * a.keys * panel<T>)),
+        turned(pieces.take(padded<T>(a.keys) * C)),
         scores(pieces.take(2 * C * C)),
         v(pieces.take(C * panel<T>)),
         y(pieces.take(C * panel<T>)),
         errors(pieces.take(C * panel<T>)),
         u(pieces.take(C * panel<T>)),
-        chunk(pieces, keys, fading) {}
+        chunk(pieces, a.keys, a.fading) {}
+};
+
+// The columns [begin, end), in panels, of one memory on its way through one sequence.
+template <class T>
+struct Way {
+  std::int64_t head, key_head;
+  std::int64_t begin, end;
+  std::int64_t first, length;  // of the sequence's tokens
+  std::int64_t at;             // where its states begin
+  T* kept;
+  T* memory;
+
+  Way() = default;
+  Way(const GatedDelta<T>& a, std::int64_t task, T* its_memory) : memory(its_memory) {
+    const std::int64_t m = task % a.sequences.count;
+    const std::int64_t block = task / a.sequences.count % a.blocks;
+    head = task / a.sequences.count / a.blocks;
+    key_head = head / (a.heads / a.key_heads);
+    begin = panels<T>(a.values) * block / a.blocks;
+    end = panels<T>(a.values) * (block + 1) / a.blocks;
+    first = a.sequences.begin(m);
+    length = a.sequences.length(m);
+    at = (m * a.heads + head) * a.keys * a.values;
+    kept = a.kept == nullptr
+               ? nullptr
+               : a.kept + (gated_delta_first_segment(a.sequences, m) * a.heads + head) * a.keys * a.values;
+  }
 };
 
 template <class T>
-void forward_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t head, std::int64_t begin, std::int64_t end,
-                      ForwardScratch<T>& s) {
-  const std::int64_t length = a.sequences.length(m);
-  const std::int64_t first = a.sequences.begin(m);
+void forward_chunk(const GatedDelta<T>& a, const Way<T>& way, std::int64_t t, ForwardScratch<T>& s) {
   const std::int64_t row = padded<T>(a.keys);
-  const std::int64_t size = a.keys * a.values;
-  const std::int64_t key_head = head / (a.heads / a.key_heads);
-  T* kept = a.kept == nullptr ? nullptr : a.kept + (gated_delta_first_segment(a.sequences, m) * a.heads + head) * size;
-  load_memory(a.state + (m * a.heads + head) * size, a.keys, a.values, begin, end, s.memory);
-  for (std::int64_t t = 0; t < length; t += a.chunk) {
-    const std::int64_t tokens = length - t < a.chunk ? length - t : a.chunk;
-    if (kept != nullptr && t % gated_delta_segment == 0)
-      store_memory(s.memory, a.keys, a.values, begin, end, kept + t / gated_delta_segment * a.heads * size);
-    const Chunk<T>& chunk = s.chunk;
-    prepare(a, head, first + t, tokens, chunk, s.turned, s.scores);
-    const std::int64_t left = length - t - tokens;
-    for (std::int64_t p = begin; p < end; ++p) {
-      const Columns<T> columns(p, a.values);
-      T* memory = s.memory + (p - begin) * a.keys * panel<T>;
-      const Ahead<T> ahead{first + t + tokens, left < a.chunk ? left : a.chunk, p - begin, end - begin};
-      ahead.ask(a.k + key_head * a.keys, a.k_row, a.keys);
-      ahead.ask(a.q + key_head * a.keys, a.q_row, a.keys);
-      ahead.ask(a.v + head * a.values, a.v_row, a.values);
-      ahead.template ask<true>(a.o + head * a.values, a.heads * a.values, a.values);
-      load_tile(a.v + (first + t) * a.v_row + head * a.values, a.v_row, tokens, columns, s.v);
-      product<T, Into::set>(C, columns.whole, a.keys, chunk.in, row, 1, memory, panel<T>, s.y, panel<T>);
-      for (std::int64_t j = 0; j < columns.whole; j += lanes<T>) solve(chunk.kk_beta, s.v + j, s.y + j, s.errors + j);
-      write_strength(chunk.beta, s.errors, columns.whole, s.u);
-      // O = Q_in S + P U, P lower triangular.
-      tiles<T>(C, columns.whole, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
-        tile.add(a.keys, chunk.in + (C + i) * row, row, 1, memory + j, panel<T>);
-        tile.add(i + block_rows, chunk.qk + i * C, C, 1, s.u + j, panel<T>);
-        tile.put(s.y + i * panel<T> + j, panel<T>);
-      });
-      for (int i = 0; i < tokens; ++i)
-        put_row(a.o + ((first + t + i) * a.heads + head) * a.values + columns.first, s.y + i * panel<T>, columns.count);
-      advance(chunk, a.keys, columns.whole, s.u, memory, memory);
-    }
+  const std::int64_t left = way.length - t;
+  const std::int64_t token = way.first + t, tokens = left < a.chunk ? left : a.chunk;
+  const std::int64_t next = left - tokens < a.chunk ? left - tokens : a.chunk;
+  const Chunk<T>& chunk = s.chunk;
+  prepare(a, way.head, token, tokens, chunk, s.turned, s.scores);
+  for (std::int64_t p = way.begin; p < way.end; ++p) {
+    const Columns<T> columns(p, a.values);
+    T* memory = way.memory + (p - way.begin) * a.keys * panel<T>;
+    const Ahead<T> ahead{token + tokens, next, p - way.begin, way.end - way.begin};
+    ahead.ask(a.k + way.key_head * a.keys, a.k_row, a.keys);
+    ahead.ask(a.q + way.key_head * a.keys, a.q_row, a.keys);
+    ahead.ask(a.v + way.head * a.values, a.v_row, a.values);
+    ahead.template ask<true>(a.o + way.head * a.values, a.heads * a.values, a.values);
+    load_tile(a.v + token * a.v_row + way.head * a.values, a.v_row, tokens, columns, s.v);
+    product<T, Into::set>(C, columns.whole, a.keys, chunk.in, row, 1, memory, panel<T>, s.y, panel<T>);
+    for (std::int64_t j = 0; j < columns.whole; j += lanes<T>) solve(chunk.kk_beta, s.v + j, s.y + j, s.errors + j);
+    write_strength(chunk.beta, s.errors, columns.whole, s.u);
+    // O = Q_in S + P U, P lower triangular.
+    tiles<T>(C, columns.whole, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
+      tile.add(a.keys, chunk.in + (C + i) * row, row, 1, memory + j, panel<T>);
+      tile.add(i + block_rows, chunk.qk + i * C, C, 1, s.u + j, panel<T>);
+      tile.put(s.y + i * panel<T> + j, panel<T>);
+    });
+    for (int i = 0; i < tokens; ++i)
+      put_row(a.o + ((token + i) * a.heads + way.head) * a.values + columns.first, s.y + i * panel<T>, columns.count);
+    advance(chunk, a.keys, columns.whole, s.u, memory, memory);
   }
-  store_memory(s.memory, a.keys, a.values, begin, end, a.final_state + (m * a.heads + head) * size);
 }
 
 template <class T>
 void forward(const void* arguments, std::int64_t begin, std::int64_t end, int thread) {
   const GatedDelta<T>& a = *static_cast<const GatedDelta<T>*>(arguments);
   Pieces<T> pieces{a.scratch + thread * a.scratch_size};
-  ForwardScratch<T> scratch(pieces, a.keys, a.values, a.fading);
-  const std::int64_t all = panels<T>(a.values);
-  for (std::int64_t task = begin; task < end; ++task) {
-    const std::int64_t m = task % a.sequences.count;
-    const std::int64_t block = task / a.sequences.count % a.blocks;
-    const std::int64_t head = task / a.sequences.count / a.blocks;
-    forward_sequence(a, m, head, all * block / a.blocks, all * (block + 1) / a.blocks, scratch);
+  ForwardScratch<T> s(pieces, a);
+  const std::int64_t most = abreast(a), memory_size = panels<T>(a.values) * a.keys * panel<T>;
+  Way<T> ways[most_abreast];
+  for (std::int64_t task = begin; task < end; task += most) {
+    const std::int64_t count = end - task < most ? end - task : most;
+    std::int64_t longest = 0;
+    for (std::int64_t n = 0; n < count; ++n) {
+      Way<T>& way = ways[n] = Way<T>(a, task + n, s.memories + n * memory_size);
+      load_memory(a.state + way.at, a.keys, a.values, way.begin, way.end, way.memory);
+      longest = way.length > longest ? way.length : longest;
+    }
+    for (std::int64_t t = 0; t < longest; t += a.chunk)
+      for (std::int64_t n = 0; n < count; ++n) {
+        const Way<T>& way = ways[n];
+        if (t >= way.length) continue;
+        if (way.kept != nullptr && t % gated_delta_segment == 0)
+          store_memory(way.memory, a.keys, a.values, way.begin, way.end,
+                       way.kept + t / gated_delta_segment * a.heads * a.keys * a.values);
+        forward_chunk(a, way, t, s);
+      }
+    for (std::int64_t n = 0; n < count; ++n)
+      store_memory(ways[n].memory, a.keys, a.values, ways[n].begin, ways[n].end, a.final_state + ways[n].at);
   }
 }
 
 template <class T>
 std::int64_t forward_scratch(const GatedDelta<T>& a) {
   Pieces<T> pieces{nullptr};
-  ForwardScratch<T>(pieces, a.keys, a.values, a.fading);
+  ForwardScratch<T>(pieces, a);
   return pieces.used;
 }
 
@@ -221,7 +269,8 @@ struct BackwardScratch {
 
   std::int64_t memory_size, errors_size;
   Chunk<T> chunks[most];
-  T* d_memory;    // panels [K, panel], dS after the chunk, then before it
+  T* d_memories;  // of each abreast, panels [K, panel]: dS after the chunk, then before it
+  T* d_memory;    // the one at hand
   T* memories;    // S before each chunk of a segment
   T* errors;      // E of each chunk of a segment, panels [C, panel]
   T* turned;      // [K, C]
@@ -249,7 +298,7 @@ struct BackwardScratch {
     const std::int64_t row = padded<T>(a.keys);
     const std::int64_t count = gated_delta_segment / a.chunk;
     for (std::int64_t n = 0; n < count; ++n) chunks[n] = Chunk<T>(pieces, a.keys, a.fading);
-    d_memory = pieces.take(memory_size);
+    d_memories = pieces.take(memory_size * tasks_abreast(a) * (a.heads / a.key_heads));
     memories = pieces.take(memory_size * count);
     errors = pieces.take(errors_size * count);
     turned = pieces.take(row * C);
@@ -509,54 +558,68 @@ void backward_chunk(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T
   store_rows(a, place, a.q, a.q_row, a.scale, chunk.norm + C, chunk.rows + C * row, s.d_rows + C * row, a.dq);
 }
 
-// From the last segment to the first: forward through the segment from the memory that was kept, then back.
+// One segment: forward from the memory that was kept before it, then back.
 template <class T>
-void backward_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t head, BackwardScratch<T>& s) {
+void backward_segment(const GatedDelta<T>& a, std::int64_t m, std::int64_t head, std::int64_t segment,
+                      BackwardScratch<T>& s) {
+  const std::int64_t group = a.heads / a.key_heads;
   const std::int64_t length = a.sequences.length(m);
-  const std::int64_t first = a.sequences.begin(m);
-  const std::int64_t size = a.keys * a.values;
-  const std::int64_t all = panels<T>(a.values);
-  const std::int64_t of_memory = (m * a.heads + head) * size;
-  const T* kept = a.kept + (gated_delta_first_segment(a.sequences, m) * a.heads + head) * size;
-  load_memory(a.d_final_state + of_memory, a.keys, a.values, 0, all, s.d_memory);
-  for (std::int64_t segment = (length + gated_delta_segment - 1) / gated_delta_segment; segment-- > 0;) {
-    const std::int64_t begin = segment * gated_delta_segment;
-    const std::int64_t end = length - begin < gated_delta_segment ? length : begin + gated_delta_segment;
-    const std::int64_t chunks = (end - begin + a.chunk - 1) / a.chunk;
-    const auto place = [&](std::int64_t n) {
-      const auto tokens = [&](std::int64_t i) {
-        const std::int64_t left = end - begin - i * a.chunk;
-        return left < a.chunk ? left : a.chunk;
-      };
-      const std::int64_t group = a.heads / a.key_heads;
-      return Place<T>{head, head / group, first + begin + n * a.chunk, tokens(n), n + 1 < chunks ? tokens(n + 1) : 0,
-                      n > 0 ? a.chunk : 0, head % group == 0};
-    };
-    load_memory(kept + segment * a.heads * size, a.keys, a.values, 0, all, s.memories);
-    for (std::int64_t n = 0; n < chunks; ++n) {
-      const Place<T> here = place(n);
-      prepare(a, head, here.token, here.tokens, s.chunks[n], s.turned, s.scores);
-      const T* memory = s.memories + n * s.memory_size;
-      repeat_chunk(a, here, s.chunks[n], memory, s.errors + n * s.errors_size,
-                   n + 1 < chunks ? s.memories + (n + 1) * s.memory_size : nullptr, s);
-    }
-    for (std::int64_t n = chunks; n-- > 0;)
-      backward_chunk(a, place(n), s.chunks[n], s.memories + n * s.memory_size, s.errors + n * s.errors_size, s);
+  const std::int64_t begin = segment * gated_delta_segment;
+  const std::int64_t end = length - begin < gated_delta_segment ? length : begin + gated_delta_segment;
+  const std::int64_t chunks = (end - begin + a.chunk - 1) / a.chunk;
+  const auto tokens = [&](std::int64_t n) {
+    const std::int64_t left = end - begin - n * a.chunk;
+    return n < 0 || left < 0 ? 0 : left < a.chunk ? left : a.chunk;
+  };
+  const auto place = [&](std::int64_t n) {
+    const std::int64_t token = a.sequences.begin(m) + begin + n * a.chunk;
+    return Place<T>{head, head / group, token, tokens(n), tokens(n + 1), tokens(n - 1), head % group == 0};
+  };
+  const std::int64_t kept = (gated_delta_first_segment(a.sequences, m) + segment) * a.heads + head;
+  load_memory(a.kept + kept * a.keys * a.values, a.keys, a.values, 0, panels<T>(a.values), s.memories);
+  for (std::int64_t n = 0; n < chunks; ++n) {
+    const Place<T> here = place(n);
+    const T* memory = s.memories + n * s.memory_size;
+    prepare(a, head, here.token, here.tokens, s.chunks[n], s.turned, s.scores);
+    repeat_chunk(a, here, s.chunks[n], memory, s.errors + n * s.errors_size,
+                 n + 1 < chunks ? s.memories + (n + 1) * s.memory_size : nullptr, s);
   }
-  store_memory(s.d_memory, a.keys, a.values, 0, all, a.d_state + of_memory);
+  for (std::int64_t n = chunks; n-- > 0;)
+    backward_chunk(a, place(n), s.chunks[n], s.memories + n * s.memory_size, s.errors + n * s.errors_size, s);
 }
 
+// Tasks abreast, from the last segment to the first; the value heads of a key head in their order, so that the sums in
+// dq and dk have one.
 template <class T>
 void backward(const void* arguments, std::int64_t begin, std::int64_t end, int thread) {
   const GatedDelta<T>& a = *static_cast<const GatedDelta<T>*>(arguments);
   Pieces<T> pieces{a.scratch + thread * a.scratch_size};
-  BackwardScratch<T> scratch(pieces, a);
-  const std::int64_t group = a.heads / a.key_heads;
-  for (std::int64_t task = begin; task < end; ++task) {
-    const std::int64_t m = task % a.sequences.count;
-    const std::int64_t key_head = task / a.sequences.count;
-    for (std::int64_t head = key_head * group; head < (key_head + 1) * group; ++head)
-      backward_sequence(a, m, head, scratch);
+  BackwardScratch<T> s(pieces, a);
+  const std::int64_t group = a.heads / a.key_heads, most = tasks_abreast(a);
+  const auto each = [&](std::int64_t task, const auto& visit) {
+    std::int64_t n = 0;
+    for (std::int64_t i = task; i < end && i < task + most; ++i)
+      for (std::int64_t head = i / a.sequences.count * group; n < (i - task + 1) * group; ++n, ++head) {
+        s.d_memory = s.d_memories + n * s.memory_size;
+        visit(i % a.sequences.count, head);
+      }
+  };
+  for (std::int64_t task = begin; task < end; task += most) {
+    std::int64_t segments = 0;
+    each(task, [&](std::int64_t m, std::int64_t head) {
+      const std::int64_t own = (a.sequences.length(m) + gated_delta_segment - 1) / gated_delta_segment;
+      segments = own > segments ? own : segments;
+      load_memory(a.d_final_state + (m * a.heads + head) * a.keys * a.values, a.keys, a.values, 0,
+                  panels<T>(a.values), s.d_memory);
+    });
+    for (std::int64_t segment = segments; segment-- > 0;)
+      each(task, [&](std::int64_t m, std::int64_t head) {
+        if (segment * gated_delta_segment < a.sequences.length(m)) backward_segment(a, m, head, segment, s);
+      });
+    each(task, [&](std::int64_t m, std::int64_t head) {
+      store_memory(s.d_memory, a.keys, a.values, 0, panels<T>(a.values),
+                   a.d_state + (m * a.heads + head) * a.keys * a.values);
+    });
   }
 }
 
