@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import native
 from ...errors import BackendError
-from ..library import address, alike, boundaries, define, kernel, rows
+from ..library import address, alike, boundaries, define, kernel, rows, untouched
 from .layout import groups_of
 
 __all__ = ["scan", "step_"]
@@ -47,16 +47,16 @@ def scan(
 def _given(*inputs: Any) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
     """What every kernel is given, and the tensors whose addresses are in it, which must live as long."""
     x, dt, A, B, C, D, z, dt_bias, state, bounds, softplus, low, high = inputs
-    (x, x_row), (dt, dt_row), (z, z_row) = rows(x), rows(dt), (None, 0) if z is None else rows(z)
     groups = groups_of(B, C)
-    (B, *B_steps), (C, *C_steps) = _coefficient(B), _coefficient(C)
-    A, D, dt_bias, state = _contiguous(A), _contiguous(D), _contiguous(dt_bias), _contiguous(state)
+    (x, x_row), (dt, dt_row), (z, z_row) = rows(x), rows(dt), (None, 0) if z is None else rows(z)
+    (B, B_row, B_group), (C, C_row, C_group) = _coefficient(B), _coefficient(C)
+    alive = (x, dt, z, A.contiguous(), B, C, _contiguous(D), _contiguous(dt_bias), state.contiguous(), bounds)
+    at_x, at_dt, at_z, at_A, at_B, at_C, at_D, at_bias, at_state, at_bounds = map(address, alive)
     given = (
-        *(address(bounds), state.shape[0], x.shape[1], *A.shape, groups, softplus, low, high),
-        *(address(x), x_row, address(dt), dt_row, address(z), z_row),
-        *(address(A), address(B), *B_steps, address(C), *C_steps, address(D), address(dt_bias), address(state)),
+        *(at_bounds, state.shape[0], x.shape[1], *A.shape, groups, softplus, low, high, at_x, x_row, at_dt, dt_row),
+        *(at_z, z_row, at_A, at_B, B_row, B_group, at_C, C_row, C_group, at_D, at_bias, at_state),
     )
-    return given, (x, dt, A, B, C, D, z, dt_bias, state, bounds)
+    return given, alive
 
 
 def _coefficient(coefficient: Tensor) -> tuple[Tensor, int, int]:
@@ -79,6 +79,7 @@ def _run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     if inputs[9] is None and x.shape[1] == 1 and not keep:
         kernel("selective_scan_step", x.dtype)(threads, given, address(y), address(final))
     else:
+        untouched(y, kept)
         kernel("selective_scan_forward", x.dtype)(
             threads, given, address(y), address(final), address(kept) if keep else 0
         )
@@ -92,8 +93,10 @@ def _shapes(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _kept(*arguments: Any) -> Tensor:
     x, _, A, B, C, _, _, _, state, *_, keep = arguments
+    if not keep:
+        return x.new_empty(0)
     numbers = (x.shape[0] * x.shape[1], state.shape[0], *A.shape, groups_of(B, C))
-    return x.new_empty(native.module().selective_scan_kept(*numbers) if keep else 0)
+    return x.new_empty(native.module().selective_scan_kept(*numbers))
 
 
 def _run_backward(dy: Tensor, d_final: Tensor, kept: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
@@ -117,6 +120,7 @@ def _run_backward(dy: Tensor, d_final: Tensor, kept: Tensor, *inputs: Any) -> tu
         return coefficient.new_empty(pieces * (groups if coefficient.ndim == 3 else 1), *coefficient.shape)
 
     dx, d_dt, dz, d_state = alike(x), alike(dt), x.new_empty(0) if z is None else alike(z), alike(state)
+    untouched(dx, d_dt, dz)
     sums = [per_thread(A), partial(B), partial(C), per_thread(D), per_thread(dt_bias)]
     at_dA, at_dB, at_dC, at_dD, at_d_bias = map(address, sums)
     kernel("selective_scan_backward", x.dtype)(
