@@ -65,7 +65,8 @@ def selective_scan(
         return_state: also return h after the last token.
         cu_seqlens: int [M+1], boundaries of sequences packed into batch 1.
         form, impl: order of evaluation and implementation; see lavagna.ops.dispatch.
-        chunk_size: tokens a chunk in the chunk form; T/chunk_size states are kept for the backward pass.
+        chunk_size: tokens a chunk in the chunk form on torch; T/chunk_size states are kept for the backward pass. The
+            native kernels keep one every 16 tokens.
 
     Returns:
         output [B, T, D] in x's dtype, and the state [B, D, N] (float32, or float64 when an input is) or None.
