@@ -283,9 +283,11 @@ struct Ahead {
   template <class T>
   Ahead(const T* rows, std::int64_t row) : first(reinterpret_cast<const char*>(rows)), step(row * sizeof(T)) {}
 
+  // `near` is 3 for L1 and 2 for L2: backward needs all of L1 for what it works on.
+  template <int near>
   LAVAGNA_INLINE void fetch(std::int64_t t) const {
     LAVAGNA_UNROLL
-    for (int line = 0; line < 4; ++line) __builtin_prefetch(first + t * step + 64 * line, 0, 2);
+    for (int line = 0; line < 4; ++line) __builtin_prefetch(first + t * step + 64 * line, 0, near);
   }
 };
 
@@ -301,7 +303,7 @@ void scan(const Ahead& ahead, std::int64_t tokens, const T* delta, const T* u, c
   LAVAGNA_UNROLL
   for (int n = 0; n < count; ++n) h[n] = load(state + n * lanes<T>);
   for (std::int64_t t = 0; t < tokens; ++t) {
-    ahead.fetch(t);
+    ahead.fetch<3>(t);
     const Vec<T> delta_t = load(delta + t * lanes<T>);
     const Vec<T> u_t = load(u + t * lanes<T>);
     Vec<T> sums[2] = {load(y + t * lanes<T>), Vec<T>{}};
@@ -437,7 +439,7 @@ void recompute(const Ahead* ahead, int fetches, std::int64_t tokens, const T* de
     }
   }
   for (std::int64_t t = 0; t < tokens; ++t) {
-    for (int i = 0; i < fetches; ++i) ahead[i].fetch(t);
+    for (int i = 0; i < fetches; ++i) ahead[i].fetch<2>(t);
     Vec<T> delta_t[wide], u_t[wide], sum[wide];
     LAVAGNA_UNROLL
     for (int i = 0; i < wide; ++i) {
