@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +23,10 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of a recurrent state beside activations of `dtype`: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
+
+_ONLY_TENSORS = frozenset({Tensor})
+
+_look = attrgetter("shape", "dtype", "device")
 
 #: names of a state's tensors, and whether each is complex
 Kinds = list[tuple[str, bool]]
@@ -74,6 +79,7 @@ class Mixer(nn.Module):
         if width < 1:
             raise ConfigError(f"{type(self).__name__}: width must be at least 1, got {width}")
         self.width = width
+        self._steps: set[tuple[Any, ...]] = set()  # the facts of steps that were found to be right
 
     # --- for subclasses -------------------------------------------------------------------------------------
 
@@ -125,6 +131,28 @@ class Mixer(nn.Module):
         Raises:
             ShapeError, InputError, StateError: an argument does not fit.
         """
+        if token_mask is not None:
+            return self._mix_padded(x, state, token_mask, cu_seqlens)
+        facts = self._facts(x, state) if cu_seqlens is None else None
+        if facts is None or facts not in self._steps:
+            self._check(x, state, cu_seqlens)
+            if facts is not None:
+                self._steps.add(facts)
+        return self.mix(x, state, cu_seqlens)
+
+    def _mix_padded(self, x: Tensor, state: Any, token_mask: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Any]:
+        name = type(self).__name__
+        if cu_seqlens is not None:
+            raise InputError(f"{name}: give token_mask or cu_seqlens, not both")
+        dims = self._check(x, state, None)
+        dims.bind("token_mask", token_mask, "B T")
+        if token_mask.dtype != torch.bool:
+            raise ShapeError(f"{name}: token_mask must be bool with True for real tokens, got {token_mask.dtype}")
+        padding = Padding.of(token_mask)
+        y, state = self.mix(padding.pack(x), state, padding.cu_seqlens)
+        return padding.unpack(y), state
+
+    def _check(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> Dims:
         name = type(self).__name__
         dims = Dims(name, D=self.width)
         dims.bind("x", x, "B T D")
@@ -133,8 +161,6 @@ class Mixer(nn.Module):
         self._check_dtype_and_device(x)
         rows = dims["B"]
         if cu_seqlens is not None:
-            if token_mask is not None:
-                raise InputError(f"{name}: give token_mask or cu_seqlens, not both")
             rows = len(check_cu_seqlens(name, cu_seqlens, dims["B"], dims["T"])) - 1
         if state is not None and (self.state_class is None or not isinstance(state, self.state_class)):
             expected = "None" if self.state_class is None else f"a {self.state_class.__name__}"
@@ -149,14 +175,21 @@ class Mixer(nn.Module):
                     f"{name}: with this mixer's options a state must hold {_described(self._state_kinds)}, "
                     f"got one with {_described(_kinds(parts))}"
                 )
-        if token_mask is None:
-            return self.mix(x, state, cu_seqlens)
-        dims.bind("token_mask", token_mask, "B T")
-        if token_mask.dtype != torch.bool:
-            raise ShapeError(f"{name}: token_mask must be bool with True for real tokens, got {token_mask.dtype}")
-        padding = Padding.of(token_mask)
-        y, state = self.mix(padding.pack(x), state, padding.cu_seqlens)
-        return padding.unpack(y), state
+        return dims
+
+    def _facts(self, x: Any, state: Any) -> tuple[Any, ...] | None:
+        """All that :meth:`_check` looks at in a step of one token; None for anything else, and for rare states."""
+        parts = () if state is None else state
+        if type(x) is not Tensor or x.ndim != 3 or x.shape[1] != 1 or not isinstance(parts, tuple):
+            return None
+        parameter = _first_parameter(self)
+        if (
+            x.dtype != parameter.dtype
+            or not _ONLY_TENSORS.issuperset(map(type, parts))
+            or torch.compiler.is_compiling()
+        ):
+            return None
+        return (type(state), parameter.device, *map(_look, (x, *parts)))
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Mix one token of each row: x [B, D] and a state -> y [B, D] and the next state."""

@@ -111,7 +111,7 @@ class DeltaNet(Mixer):
         qkv = self.qkv_proj(x)
         if self.conv is not None:
             qkv, conv = self.conv(qkv, conv, cu_seqlens)
-        q, k, v = qkv.split(self.sizes, -1)
+        q, k, v = qkv.split_with_sizes(self.sizes, -1)
         values = (self.heads, self.value_dim)
         o, memory = gated_delta(
             self._features(q),

@@ -102,7 +102,7 @@ class GatedDeltaNet(Mixer):
     ) -> tuple[Tensor, GatedDeltaNetState]:
         conv, memory = (None, None) if state is None else state
         qkv, conv = self.conv(self.qkv_proj(x), conv, cu_seqlens)
-        q, k, v = qkv.split(self.sizes, -1)
+        q, k, v = qkv.split_with_sizes(self.sizes, -1)
         o, memory = gated_delta(
             q.unflatten(-1, (self.heads, self.key_dim)),
             k.unflatten(-1, (self.heads, self.key_dim)),

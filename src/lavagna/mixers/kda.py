@@ -95,7 +95,7 @@ class KDA(Mixer):
     def mix(self, x: Tensor, state: KDAState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, KDAState]:
         conv, memory = (None, None) if state is None else state
         qkv, conv = self.conv(self.qkv_proj(x), conv, cu_seqlens)
-        q, k, v = qkv.split(self.sizes, -1)
+        q, k, v = qkv.split_with_sizes(self.sizes, -1)
         keys, values = (self.heads, self.key_dim), (self.heads, self.value_dim)
         o, memory = gated_delta(
             q.unflatten(-1, keys),

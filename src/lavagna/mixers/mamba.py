@@ -131,11 +131,11 @@ class Mamba(Mixer):
 
     def _coefficients(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Δ before its bias and softplus [B, T, E]; B and C [B, T, N], or [E, N] where constant."""
-        parts = (u[..., :0],) * 3 if self.x_proj is None else self.x_proj(u).split(self.sizes, -1)
-        dt, B, C = (
-            self.norms[name](part) if name in self.norms else part
-            for name, part in zip(("dt", "B", "C"), parts, strict=True)
-        )
+        parts = (u[..., :0],) * 3 if self.x_proj is None else self.x_proj(u).split_with_sizes(self.sizes, -1)
+        if self.norms:
+            names = ("dt", "B", "C")
+            parts = [self.norms[n](part) if n in self.norms else part for n, part in zip(names, parts, strict=True)]
+        dt, B, C = parts
         return (
             u.new_zeros(()).expand_as(u) if self.dt_proj is None else self.dt_proj(dt),
             B if self.B is None else self.B,

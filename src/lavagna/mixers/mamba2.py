@@ -114,9 +114,9 @@ class Mamba2(Mixer):
 
     def mix(self, x: Tensor, state: Mamba2State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Mamba2State]:
         conv, memory = (None, None) if state is None else state
-        z, u, dt = self.in_proj(x).split(self.sizes, -1)
+        z, u, dt = self.in_proj(x).split_with_sizes(self.sizes, -1)
         u, conv = self.conv(u, conv, cu_seqlens)
-        u, B, C = u.split(self.conv_sizes, -1)
+        u, B, C = u.split_with_sizes(self.conv_sizes, -1)
         u = u.unflatten(-1, (self.heads, self.head_dim))
         dt = F.softplus(wide(dt) + wide(self.dt_bias)).clamp(*self.dt_limit)
         y, memory = gated_linear(
