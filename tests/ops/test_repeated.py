@@ -12,7 +12,7 @@ from torch import Tensor
 from lavagna.errors import InputError, ShapeError
 from lavagna.ops import gated_delta, short_conv
 from lavagna.ops.dispatch import Call, Result, Row, Table, automatic
-from lavagna.ops.repeated import Plans
+from lavagna.ops.repeated import Plans, look
 from lavagna.ops.spec import Case, Inputs, OpSpec
 
 from ..support.operators import SPECS, draw, few, mapped, named_values, variety
@@ -176,8 +176,9 @@ def test_autocast_and_autograd_are_noticed() -> None:
 
 def test_the_facts_of_a_call() -> None:
     def facts(*values: Any) -> Any:
-        known = Plans(tuple(map(type, values)))
-        return (tuple(map(type, values)), known.facts(values)) if known.usable else None
+        kinds = tuple(map(type, values))
+        known = Plans(kinds)
+        return (kinds, known.plain(values), *map(look, known.tensors(values))) if known.usable else None
 
     x, y = torch.ones(2), torch.ones(2)
     known = facts(x, y, 1, None)

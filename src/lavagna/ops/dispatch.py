@@ -21,7 +21,7 @@ from torch import Tensor
 from .. import native
 from ..errors import BackendError, InputError, ShapeError, unknown_name
 from .packing import run_packed
-from .repeated import Plan, Plans, make_plan
+from .repeated import Plan, Plans, look, make_plan
 from .tree import leaves
 
 __all__ = [
@@ -282,7 +282,7 @@ class Table:
         lesson = getattr(self._running, "lesson", None)
         if lesson is not None:
             before = {**arguments, **call.timed, **call.fixed}
-            lesson.plan = make_plan(lesson.values, row.function, before, arguments, dtype, return_state)
+            lesson.plan = make_plan(lesson.values, row.function, before, arguments, dtype, return_state, Result)
 
     def remembers(self, function: Callable[_P, Result]) -> Callable[_P, Result]:
         """Let `function`, which ends in :meth:`run`, go to the implementation at once where an earlier call was alike.
@@ -302,10 +302,10 @@ class Table:
                 known = self._plans[kinds] = Plans(kinds)
             if not known.usable:
                 return function(*args, **kwargs)
-            key = (_automatic, known.facts(values))
+            key = (_automatic, known.plain(values), *map(look, known.tensors(values)))
             plan = known.plans.get(key)
             if plan is not None:
-                return Result(*plan(values))
+                return plan(values)
             outer = getattr(self._running, "lesson", None)
             self._running.lesson = lesson = _Lesson(values)
             try:

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from .constants import widened
 
-__all__ = ["Plan", "Plans", "make_plan"]
+__all__ = ["Plan", "Plans", "look", "make_plan"]
 
-#: other values with the same facts -> output and final state
-Plan = Callable[[tuple[Any, ...]], tuple[Tensor, Any]]
+#: other values with the same facts -> the result
+Plan = Callable[[tuple[Any, ...]], Any]
 
 _TENSORS = (Tensor, nn.Parameter)
 _PLAIN = (type(None), bool, int, float, str)
 
-_look = attrgetter("shape", "dtype", "device")
+look = attrgetter("shape", "dtype", "device")
 
 
 class Plans:
@@ -39,7 +39,7 @@ class Plans:
             and 1 are equal, and not the same to every check.
     """
 
-    __slots__ = ("_plain", "_tensors", "plans", "usable")
+    __slots__ = ("plain", "plans", "tensors", "usable")
 
     def __init__(self, kinds: tuple[Any, ...]) -> None:
         types = [kind for kind in kinds if isinstance(kind, type)]
@@ -48,12 +48,8 @@ class Plans:
         #: whether shapes, dtypes, devices and plain options decide alone (with one tensor alone there is no state)
         self.usable = len(tensors) > 1 and len(tensors) + len(plain) == len(types)
         self.plans: dict[tuple[Any, ...], Plan] = {}
-        self._tensors: Callable[..., Any] = itemgetter(*tensors) if tensors else tuple
-        self._plain: Callable[..., Any] = itemgetter(*plain) if plain else lambda values: None
-
-    def facts(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """All that decides what becomes of a call with these values."""
-        return (self._plain(values), *map(_look, self._tensors(values)))
+        self.tensors: Callable[..., Any] = itemgetter(*tensors) if tensors else tuple
+        self.plain: Callable[..., Any] = itemgetter(*plain) if plain else lambda values: None
 
 
 def make_plan(
@@ -63,6 +59,7 @@ def make_plan(
     after: dict[str, Any],
     dtype: torch.dtype,
     keeps: bool,
+    result: Callable[[Tensor, Any], Any],
 ) -> Plan | None:
     """The plan of a call that was carried out; None where none can be made.
 
@@ -73,6 +70,7 @@ def make_plan(
         after: its arguments.
         dtype: of the output.
         keeps: the final state was asked for.
+        result: joins output and state.
     """
     place = {id(value): i for i, value in enumerate(values) if isinstance(value, Tensor)}
     if len(place) < sum(isinstance(value, Tensor) for value in values):
@@ -86,14 +84,14 @@ def make_plan(
     places = tuple((name, place[id(tensor)]) for name, tensor in tensors.items())
     casts = tuple((name, after[name].dtype) for name in tensors if after[name].dtype != before[name].dtype)
 
-    def plan(values: tuple[Any, ...]) -> tuple[Tensor, Any]:
+    def plan(values: tuple[Any, ...]) -> Any:
         given = {name: values[place] for name, place in places}
         for name, wide in casts:
             given[name] = widened(given[name], wide)
         output, state = function(**given, **constants)
         if output.dtype != dtype:
             output = output.to(dtype)
-        return output, state if keeps else None
+        return result(output, state if keeps else None)
 
     return plan
 
