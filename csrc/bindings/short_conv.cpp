@@ -23,7 +23,9 @@ void forward(int threads, Address bounds, std::int64_t count, std::int64_t token
   a.state = at<const T>(state);
   a.y = at<T>(y);
   a.tail = at<T>(tail);
-  parallel(threads, blocks(channels), short_conv().forward[sizeof(T) == 8], &a);
+  // To wake the other threads takes longer than a few tokens.
+  const bool few = count * tokens * channels < 1 << 14;
+  parallel(few ? 1 : threads, blocks(channels), short_conv().forward[sizeof(T) == 8], &a);
 }
 
 template <class T>

@@ -20,7 +20,9 @@ void run(int threads, std::int64_t rows, std::int64_t inputs, std::int64_t outpu
   a.y = at<void>(y);
   a.spread = spread.as<float>();
   skinny_linear().spread[formats](a);
-  parallel(threads, outputs, skinny_linear().run[formats], &a);
+  // To wake the other threads takes longer than to read a small matrix.
+  const bool small = inputs * outputs < 1 << 16;
+  parallel(small ? 1 : threads, outputs, skinny_linear().run[formats], &a);
 }
 
 }  // namespace
