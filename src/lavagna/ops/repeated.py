@@ -83,11 +83,15 @@ def make_plan(
         return None  # elsewhere the device sets the pace, and has an autocast of its own
     places = tuple((name, place[id(tensor)]) for name, tensor in tensors.items())
     casts = tuple((name, after[name].dtype) for name in tensors if after[name].dtype != before[name].dtype)
+    kept = tuple(cast for cast in casts if type(before[cast[0]]) is nn.Parameter)
+    fresh = tuple(cast for cast in casts if cast not in kept)
 
     def plan(values: tuple[Any, ...]) -> Any:
         given = {name: values[place] for name, place in places}
-        for name, wide in casts:
+        for name, wide in kept:
             given[name] = widened(given[name], wide)
+        for name, wide in fresh:
+            given[name] = given[name].to(wide)
         output, state = function(**given, **constants)
         if output.dtype != dtype:
             output = output.to(dtype)
