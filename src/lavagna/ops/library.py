@@ -51,9 +51,9 @@ def define(
     def refuse(ctx: Any, *gradients: Any) -> Any:
         raise BackendError(f"lavagna::{name} has no derivative; impl='torch' can be differentiated more than once")
 
-    if "!" not in schema:  # torch takes no formula for an operator that writes on its arguments
-        torch.library.register_autograd(f"lavagna::{name}", backward or refuse, setup_context=save, lib=_LIBRARY)
     operator = getattr(torch.ops.lavagna, name).default
+    if "!" not in schema:  # torch takes no formula for an operator that writes on its arguments
+        _LIBRARY.impl(name, _differentiable(operator, backward or refuse, save), "Autograd", with_keyset=True)
 
     def call(*arguments: Any) -> Any:
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or not _unobserved(arguments):
@@ -61,6 +61,40 @@ def define(
         return run(*arguments)
 
     return call
+
+
+def _differentiable(
+    operator: Callable[..., Any], backward: Callable[..., Any], save: Callable[..., None] | None
+) -> Callable[..., Any]:
+    """What the operator does where autograd records: as torch.library.register_autograd has it, in half the time.
+
+    The latter looks up each argument's default in the schema, each time, which takes as long as a small kernel.
+    """
+
+    def below(keys: Any, *arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)  # type: ignore[attr-defined]
+
+    class Formula(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, keys: Any, *arguments: Any) -> Any:
+            results = below(keys, *arguments)
+            if save is not None:
+                save(ctx, arguments, results)
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return None, *backward(ctx, *gradients)
+
+    formula: Callable[..., Any] = Formula.apply
+
+    def run(keys: Any, *arguments: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return formula(keys, *arguments)
+        return below(keys, *arguments)
+
+    return run
 
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), bool, int, float})

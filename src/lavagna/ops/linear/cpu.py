@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..library import address, alike, boundaries, define, kernel, rows
+from ..library import address, alike, boundaries, define, kernel, rows, untouched
 from .normalizer import EPSILON, LinearState
 
 __all__ = ["chunk", "recurrent", "step_"]
@@ -166,6 +166,7 @@ def _run(
     if size and z is None and S.shape[0] * v.shape[2] < torch.get_num_threads() and V > STRIP:
         strip = STRIP
     parts = _share(S.shape[0] * heads, ratio * -(-V // strip)) if size else 1
+    untouched(results[0], results[4])
     o, final_S, final_z, weight, kept = map(address, results)
     kernel("gated_linear_forward", q.dtype)(
         *(*given, min(size, keep_every), keep_every, parts, strip, address(S), address(z), o, final_S, final_z, weight),
@@ -223,6 +224,7 @@ def _run_backward(
         d_o, d_S, d_z, o, weight, kept, q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale
     )
     dq, dk = (x.new_empty(parts, *x.shape) for x in shares)
+    untouched(dq, dk, dv, d_log_decay)
     constant = log_decay is not None and log_decay.ndim == 1
     if constant:
         d_log_decay = d_log_decay.new_empty(sequences, *d_log_decay.shape)
