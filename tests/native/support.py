@@ -32,12 +32,15 @@ from lavagna import native
 
 torch.set_num_threads(2)
 
-def call(op, T=70, gradients=True):
+def prepare(op, T=70):
     spec = load_spec(op)
     case = spec.cases[0]
     sizes = {k: v for k, v in {"B": 2, "T": T, "D": 200, "HV": 4, "H": 2}.items() if k in case.sizes}
     case = case._replace(sizes={**case.sizes, **sizes})
-    inputs = spec.make(case, torch.Generator().manual_seed(0), torch.float32)
+    return spec.make(case, torch.Generator().manual_seed(0), torch.float32)
+
+def call(op, T=70, gradients=True, inputs=None):
+    spec, inputs = load_spec(op), inputs or prepare(op, T)
     tensors = {n: t.requires_grad_(gradients) for n, t in inputs.tensors.items() if t is not None}
     output = spec.function(**tensors, **inputs.options, state=inputs.state, impl="cpu").output
     return [output.detach(), *(torch.autograd.grad(output.sum(), list(tensors.values())) if gradients else ())]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from importlib import import_module
-from threading import local
+from threading import RLock, local
 from typing import Any, NamedTuple, ParamSpec
 
 import torch
@@ -146,13 +146,17 @@ def _imported(target: str) -> Callable[..., tuple[Tensor, Any]]:
 #: modules of rows that nobody has asked for yet
 _LATER: set[str] = set()
 
+#: held while modules are imported: another thread would else find one that is half done
+_IMPORTING = RLock()
+
 
 def _import(module: str) -> None:
-    while _LATER:
-        with suppress(ModuleNotFoundError):  # of a kernel that is not there: only who asks for it must hear of it
-            import_module(_LATER.pop())
-    if module not in sys.modules:
-        import_module(module)
+    with _IMPORTING:
+        while _LATER:
+            with suppress(ModuleNotFoundError):  # of a kernel that is not there: only who asks for it must hear of it
+                import_module(_LATER.pop())
+        if module not in sys.modules:
+            import_module(module)
 
 
 # torch.compile calls it and does not look inside, for it cannot follow an import. All modules come at once because it
