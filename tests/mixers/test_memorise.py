@@ -23,7 +23,7 @@ def test_memorises_one_batch(name: str) -> None:
     model = LanguageModel(config, seed=0)
     tokens = torch.randint(0, 11, (2, 13), generator=torch.Generator().manual_seed(0))
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(100):
+    for _ in range(150):
         logits = model(tokens[:, :-1]).logits
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimiser.zero_grad()
