@@ -21,6 +21,7 @@ BURST = 0.03  # seconds of one turn of a side; a call that takes longer is made 
 ROUNDS = 15
 SECONDS = 6.0  # after which no further round begins, once there were FEWEST
 FEWEST = 5
+SLOW = 3  # rounds of what takes seconds
 
 #: names of matrix products in torch's profiler
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
@@ -137,7 +138,7 @@ class Slope:
     """The exponent p of time = c · T^p, by least squares on logarithms.
 
     Fields:
-        ours: length -> makes a side.
+        ours: length -> makes a side, whose work is the number of sequences.
         lengths: growing.
         threads: used.
     """
@@ -148,7 +149,7 @@ class Slope:
 
     def __call__(self) -> list[float]:
         sides = {T: _prepared(self.ours(T), self.threads) for T in self.lengths}
-        return _rounds(lambda: slope({T: 1 / rate(side, self.threads) for T, side in sides.items()}), FEWEST)
+        return _rounds(lambda: slope({T: 1 / rate(side, self.threads) for T, side in sides.items()}), SLOW)
 
 
 def slope(seconds: Mapping[int, float]) -> float:
@@ -195,7 +196,7 @@ class ShareOutside:
             inside = sum(event.self_cpu_time_total for event in profile.key_averages() if _inside(event.key))
             return 1 - inside / (1e6 * seconds)
 
-        return _rounds(figure, ROUNDS)
+        return _rounds(figure, SLOW)
 
 
 def _inside(name: str) -> bool:

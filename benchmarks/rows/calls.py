@@ -20,7 +20,7 @@ TINY = {"B": 1, "T": 1, "H": 1, "HV": 1, "K": 8, "V": 8, "D": 8, "N": 4, "G": 1,
 def step(op: str) -> Side:
     """Calls of the public operator on one token, from a state to a state; the time counts one of them."""
     spec = load_spec(op)
-    case = spec.bench[0]
+    case = next((case for case in spec.bench if case.sizes["T"] == 1), spec.bench[0])
     case = case._replace(sizes={letter: TINY[letter] for letter in case.sizes})
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():

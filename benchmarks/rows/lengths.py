@@ -1,4 +1,8 @@
-"""Time against the number of tokens: twice as many tokens, twice the time."""
+"""Time against the length of a sequence: twice as long, twice the time.
+
+Each length gets as many sequences as make 128 k tokens. The same memory is then read and written at each of them, so
+that caches, fresh pages and what a call costs by itself do not pass for an exponent.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +13,34 @@ from ..measure import Make, Slope
 from ..row import Row, between
 from ..workloads import Workload, forward, forward_backward
 
-#: 2 k to 128 k; on one head of 64, or as many channels, so that the longest fits into memory with its gradients
-LENGTHS = (2_000, 8_000, 32_000, 128_000)
-HEAD = {"B": 1, "H": 1, "HV": 1, "K": 64, "V": 64}
+TOKENS = 1 << 17
+LENGTHS = (TOKENS >> 6, TOKENS >> 4, TOKENS >> 2, TOKENS)  # 2 k to 128 k
+HEAD = {"H": 1, "HV": 1, "K": 64, "V": 64}
 
 WORKLOADS = {
-    "scan": Workload("selective_scan", "peers", {"B": 1, "D": 64, "N": 16}),
+    "scan": Workload("selective_scan", "peers", {"D": 64, "N": 16}),
     "linear": Workload("gated_linear", "mamba2-peers", HEAD),
     "gla": Workload("gated_linear", "gla-340m", HEAD),
     "delta": Workload("gated_delta", "gated-deltanet", HEAD),
     "kda": Workload("gated_delta", "kda", HEAD),
-    "conv": Workload("short_conv", "mamba-130m", {"B": 1, "D": 64}),
+    "conv": Workload("short_conv", "mamba-130m", {"D": 64}),
 }
 
-DIRECTIONS: dict[str, tuple[str, Callable[[Workload], Make]]] = {
+DIRECTIONS: dict[str, tuple[str, Callable[..., Make]]] = {
     "forward": ("forward", forward),
     "backward": ("forward + backward", forward_backward),
 }
 
 
-def at_length(workload: Workload, side: Callable[[Workload], Make], T: int) -> Make:
-    return side(workload.resized(T=T))
+def at_length(workload: Workload, side: Callable[..., Make], T: int) -> Make:
+    """Work in sequences."""
+    return side(workload.resized(T=T, B=TOKENS // T), work=TOKENS / T)
 
 
 ROWS = tuple(
     Row(
         f"slope-{name}-{direction}",
-        f"time of {workload.op} ({workload.case}) {words}, T from 2 k to 128 k, 1 thread",
+        f"{workload.op} ({name}) {words}, time of a sequence of T tokens, 2 k to 128 k, 1 thread",
         "exponent of T",
         between(0.97, 1.03),
         Slope(partial(at_length, workload, side), LENGTHS),
