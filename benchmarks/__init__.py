@@ -3,3 +3,8 @@
 ``python -m benchmarks`` measures every row; ``python -m benchmarks NAME ...`` some of them. A row is data (rows/): what
 is measured, against what, and what must be reached. docs/performance.md explains how, and holds the table.
 """
+
+import os
+
+# Before torch is imported: its profiler would write into the lines of progress.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")

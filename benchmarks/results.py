@@ -67,9 +67,9 @@ def today() -> str:
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
-def latest() -> Path:
-    """The newest file of results."""
-    return max(FOLDER.glob("*.json"))
+def latest() -> Path | None:
+    """The newest file of results, if there is one."""
+    return max(FOLDER.glob("*.json"), default=None)
 
 
 def render(found: Mapping[str, Any]) -> str:
@@ -118,6 +118,7 @@ def put_into_page(page: str, name: str, found: Mapping[str, Any]) -> str:
 def write(found: Mapping[str, Any]) -> Path:
     """Keep a run: its file, and its tables in the page."""
     path = FOLDER / file_name(found)
+    FOLDER.mkdir(exist_ok=True)
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PAGE.write_text(put_into_page(PAGE.read_text(encoding="utf-8"), path.name, found), encoding="utf-8")
     return path
