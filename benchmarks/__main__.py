@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 
 from .results import machine, measure_limits, today, write
 from .row import Found, Row, record, run_row
@@ -26,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [row for row in ROWS if not given.names or row.name in given.names]
     if unknown := set(given.names) - {row.name for row in rows}:
         parser.error(f"no such row: {', '.join(sorted(unknown))}; --list prints their names")
+    warnings.filterwarnings("ignore", message="Triton is not supported")  # fla-core, which transformers imports
     about = machine()
     bounds = [] if given.names else limits()
     records = []

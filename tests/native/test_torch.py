@@ -84,10 +84,10 @@ def in_place(step: Any, whole: Any, calls: list[Arguments]) -> list[Arguments]:
 
 
 def _different(calls: list[Arguments]) -> list[Arguments]:
-    """One call for each combination of what is absent and of plain values."""
+    """One call for each combination of ranks, of what is absent and of plain values."""
     chosen: dict[tuple[Any, ...], Arguments] = {}
     for arguments in calls:
-        chosen.setdefault(tuple(a.shape if isinstance(a, Tensor) else a for a in arguments), arguments)
+        chosen.setdefault(tuple((a.ndim, a.dtype) if isinstance(a, Tensor) else a for a in arguments), arguments)
     return list(chosen.values())
 
 
