@@ -8,15 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lavagna import native
 from lavagna.errors import BackendError
 from lavagna.ops import gated_linear
 from lavagna.ops.linear import cpu
 from lavagna.ops.linear.api import LinearState
 
 from ..support.budget import close
-
-pytestmark = pytest.mark.skipif(not native.available(), reason="; ".join(native.missing()))
 
 GATES = pytest.mark.parametrize("gate", [None, "constant", "scalar", "channel"])
 KEYS, VALUES = 20, 70  # neither of whole vectors; more than one strip of columns

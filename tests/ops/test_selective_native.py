@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lavagna import native
 from lavagna.errors import BackendError
 from lavagna.ops import selective_scan
 from lavagna.ops.selective import cpu
@@ -28,8 +27,6 @@ ORDER = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias")
 each_kind = pytest.mark.parametrize(
     "case", [CASES[n] for n in ("T100", "grouped", "C-constant-B-grouped", "bare")], ids=lambda c: c.name
 )
-
-pytestmark = pytest.mark.skipif(not native.available(), reason="the native part is not built")
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavagna import native
 from lavagna.errors import BackendError
 from lavagna.ops import skinny_linear
 from lavagna.ops.dispatch import automatic
@@ -17,10 +16,7 @@ from lavagna.ops.skinny_linear import fits, linear
 
 from ..support.budget import check
 
-pytestmark = [
-    pytest.mark.subset,
-    pytest.mark.skipif(not native.available(), reason="the product is torch's own without the native part"),
-]
+pytestmark = pytest.mark.subset
 
 FORMATS = [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)]
 
