@@ -148,8 +148,8 @@ SAVE_EVERY = 250  # steps: what a crash can cost
 DEMO: dict[str, Any] = {
     "parameters": 1_000_000,
     "depth": 4,
-    # Every candidate is well past the table of token pairs then. On two idle cores the whole takes three minutes with the
-    # native kernels.
+    # Every candidate is well past the table of token pairs then. On two idle cores the whole takes three minutes with
+    # the native kernels.
     "tokens": 500_000,
     "context": 256,
     "batch_size": 4,
