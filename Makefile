@@ -1,5 +1,5 @@
 # make install   create .venv and install everything that the other targets need
-# make demo      train four small models on the sources of Python's library and compare them
+# make demo      train four models of a million parameters on the sources of Python's library and compare them
 # make test      what CI runs
 # make lint      style and types
 # make sanitize  run the kernels under the sanitizers for addresses and undefined behaviour
