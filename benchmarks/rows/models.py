@@ -52,7 +52,7 @@ def mamba_130m(dtype: torch.dtype) -> LanguageModel:
     return LanguageModel(LanguageModelConfig(**preset("mamba-130m")), seed=0).to(dtype).eval()
 
 
-def generated_tokens(dtype: torch.dtype, tokens: int = 4) -> Side:
+def generated_tokens(dtype: torch.dtype, tokens: int = 32) -> Side:
     """Tokens of one sequence, drawn as ``lavagna generate`` draws them; work in bytes of weights."""
     model = mamba_130m(dtype)
     reading = read(model, [torch.arange(16)])
