@@ -26,8 +26,6 @@ Answer = dict[str, Tensor]
 
 SPECS = specs()
 
-LONGEST = 130  # tokens of a case of the marked subset
-
 
 def rows(spec: OpSpec, *, reference: bool = True) -> list[Row]:
     """The rows that can run on this machine."""
@@ -85,7 +83,7 @@ def each(cases: Cases, *, reference: bool = True, native_subset: bool = False) -
     Args:
         cases: chosen from a spec.
         reference: on the row of the reference too.
-        native_subset: on native rows it belongs to the marked subset, but for long cases.
+        native_subset: on native rows it belongs to the marked subset.
     """
     parameters = [
         pytest.param(
@@ -93,7 +91,7 @@ def each(cases: Cases, *, reference: bool = True, native_subset: bool = False) -
             row,
             case,
             id=f"{spec.op}-{row.impl}.{row.form}-{case.name}",
-            marks=[pytest.mark.subset] if native_subset and row.impl == "cpu" and case.sizes["T"] <= LONGEST else [],
+            marks=[pytest.mark.subset] if native_subset and row.impl == "cpu" else [],
         )
         for spec in SPECS
         for case in cases(spec)

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import native
 from ..errors import BackendError
 
-__all__ = ["address", "alike", "boundaries", "define", "kernel", "rows", "untouched"]
+__all__ = ["address", "alike", "boundaries", "contiguous", "define", "kernel", "rows", "untouched"]
 
 #: numbers that fill several large pages
 _MANY = 1 << 21
@@ -126,6 +126,11 @@ def _functions(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 def address(tensor: Tensor | None) -> int:
     """Where its data begins; 0 for what is absent."""
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def contiguous(tensor: Tensor | None) -> Any:
+    """The tensor, or a copy, as kernels take what has no time; None for what is absent."""
+    return None if tensor is None else tensor.contiguous()
 
 
 def rows(x: Tensor) -> tuple[Tensor, int]:

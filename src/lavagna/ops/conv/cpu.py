@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import Call
-from ..library import address, alike, boundaries, define, kernel, rows
+from ..library import address, alike, boundaries, contiguous, define, kernel, rows
 
 __all__ = ["convolve", "refuses"]
 
@@ -44,7 +44,7 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     x_rows, x_row = rows(x)
     weight, state = weight.contiguous(), state.contiguous()
-    bias = None if bias is None else bias.contiguous()
+    bias = contiguous(bias)
     y, tail = alike(x), alike(state)
     kernel("short_conv_forward", x.dtype)(
         *_sizes(x, weight, state, bounds, silu),
@@ -65,7 +65,7 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (x_rows, x_row), (dy_rows, dy_row) = rows(x), rows(dy)
     weight, state, d_tail = weight.contiguous(), state.contiguous(), d_tail.contiguous()
-    bias = None if bias is None else bias.contiguous()
+    bias = contiguous(bias)
     dx, d_weight, d_bias, d_state = _shapes_of_backward(dy, d_tail, x, weight, bias, state, bounds, silu)
     kernel("short_conv_backward", x.dtype)(
         *_sizes(x, weight, state, bounds, silu),

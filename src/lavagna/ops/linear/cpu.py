@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..library import address, alike, boundaries, define, kernel, rows, untouched
+from ..library import address, alike, boundaries, contiguous, define, kernel, rows, untouched
 from .normalizer import EPSILON, LinearState
 
 __all__ = ["chunk", "recurrent", "step_"]
@@ -75,10 +75,6 @@ def _call(
     else:
         o, S, z = _steps(*tensors, boundaries(bounds), scale)
     return o, LinearState(S, z) if normalizer else S
-
-
-def _contiguous(x: Any) -> Any:
-    return None if x is None else x.contiguous()
 
 
 def _given(
@@ -158,7 +154,7 @@ def _run(
     size: int,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    S, z = S.contiguous(), _contiguous(z)
+    S, z = S.contiguous(), contiguous(z)
     given, held = _given(q, k, v, log_decay, bonus, S.shape[0], z is not None, bounds, scale)
     results = _shapes(q, k, v, log_decay, bonus, S, z, bounds, scale, size, keep)
     heads, ratio, V = q.shape[2], v.shape[2] // q.shape[2], v.shape[3]
@@ -218,7 +214,7 @@ def _run_backward(
     scale: float,
 ) -> tuple[Tensor, ...]:
     given, held = _given(q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale)
-    (d_rows, d_row), d_S, d_z = rows(d_o), _contiguous(d_S), _contiguous(d_z)
+    (d_rows, d_row), d_S, d_z = rows(d_o), contiguous(d_S), contiguous(d_z)
     parts = _share(sequences * q.shape[2], v.shape[2] // q.shape[2])
     *shares, dv, d_log_decay, d_bonus, d_S_before, d_z_before = _shapes_of_backward(
         d_o, d_S, d_z, o, weight, kept, q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale
@@ -349,7 +345,7 @@ def _run_steps(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     final_S, final_z = alike(S), S.new_empty(0) if z is None else alike(z)
-    o = _take(q, k, v, log_decay, bonus, S.contiguous(), _contiguous(z), bounds, scale, final_S, final_z)
+    o = _take(q, k, v, log_decay, bonus, S.contiguous(), contiguous(z), bounds, scale, final_S, final_z)
     return o, final_S, final_z
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import native
 from ...errors import BackendError
-from ..library import address, alike, boundaries, define, kernel, rows, untouched
+from ..library import address, alike, boundaries, contiguous, define, kernel, rows, untouched
 from .layout import groups_of
 
 __all__ = ["scan", "step_"]
@@ -50,7 +50,7 @@ def _given(*inputs: Any) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
     groups = groups_of(B, C)
     (x, x_row), (dt, dt_row), (z, z_row) = rows(x), rows(dt), (None, 0) if z is None else rows(z)
     (B, B_row, B_group), (C, C_row, C_group) = _coefficient(B), _coefficient(C)
-    alive = (x, dt, z, A.contiguous(), B, C, _contiguous(D), _contiguous(dt_bias), state.contiguous(), bounds)
+    alive = (x, dt, z, A.contiguous(), B, C, contiguous(D), contiguous(dt_bias), state.contiguous(), bounds)
     at_x, at_dt, at_z, at_A, at_B, at_C, at_D, at_bias, at_state, at_bounds = map(address, alive)
     given = (
         *(at_bounds, state.shape[0], x.shape[1], *A.shape, groups, softplus, low, high, at_x, x_row, at_dt, dt_row),
@@ -64,10 +64,6 @@ def _coefficient(coefficient: Tensor) -> tuple[Tensor, int, int]:
     if coefficient.ndim == 2:
         return coefficient.contiguous(), 0, 0
     return *rows(coefficient), coefficient.shape[3] if coefficient.ndim == 4 else 0
-
-
-def _contiguous(tensor: Any) -> Any:
-    return None if tensor is None else tensor.contiguous()
 
 
 def _run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
