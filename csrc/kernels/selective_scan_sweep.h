@@ -1,0 +1,140 @@
+// The inner loops of the selective scan's way back: a tile once more forwards, then backwards.
+#pragma once
+
+#include "selective_scan_decay.h"
+#include "selective_scan_tile.h"
+
+namespace lavagna::LAVAGNA_ISA {
+namespace {
+
+// Recompute a tile from the state before it: decays and states of `count` states of `wide` vectors are left in
+// [token, count, wide, lanes], the state before token t at t. y += C h, for the gate's gradient.
+template <int wide, int count, bool B_timed, bool C_timed, class T>
+void recompute(const Ahead* ahead, int fetches, std::int64_t tokens, const T* delta, const T* u, const T* A,
+               const Held<T>& B, const Held<T>& C, std::int64_t v, std::int64_t n0, std::int64_t padded,
+               const T* const* kept, const T* const* next, T* decays, T* states, T* y) {
+  const Decay<T> decay;
+  constexpr std::int64_t step = count * wide * lanes<T>;
+  Vec<T> h[count][wide], A_n[count][wide];
+  const T* B_v[wide];
+  const T* C_v[wide];
+  LAVAGNA_UNROLL
+  for (int i = 0; i < wide; ++i) {
+    B_v[i] = B.at(v + i, n0);
+    C_v[i] = C.at(v + i, n0);
+    LAVAGNA_UNROLL
+    for (int n = 0; n < count; ++n) {
+      h[n][i] = load(kept[i] + (n0 + n) * selective_scan_lanes);
+      __builtin_prefetch(next[i] + (n0 + n) * selective_scan_lanes, 0, 2);
+      A_n[n][i] = load(A + (i * padded + n0 + n) * lanes<T>);
+      store(states + (n * wide + i) * lanes<T>, h[n][i]);
+    }
+  }
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (int i = 0; i < fetches; ++i) ahead[i].fetch<2>(t);
+    Vec<T> delta_t[wide], u_t[wide], sum[wide];
+    LAVAGNA_UNROLL
+    for (int i = 0; i < wide; ++i) {
+      delta_t[i] = load(delta + i * pitch<T> + t * lanes<T>);
+      u_t[i] = load(u + i * pitch<T> + t * lanes<T>);
+      sum[i] = load(y + i * pitch<T> + t * lanes<T>);
+    }
+    LAVAGNA_UNROLL
+    for (int n = 0; n < count; ++n)
+      LAVAGNA_UNROLL
+      for (int i = 0; i < wide; ++i) {
+        const Vec<T> a = decay(delta_t[i] * A_n[n][i]);
+        store(decays + t * step + (n * wide + i) * lanes<T>, a);
+        h[n][i] = a * h[n][i] + u_t[i] * coefficient<B_timed>(B_v[i], t, padded, n);
+        store(states + (t + 1) * step + (n * wide + i) * lanes<T>, h[n][i]);
+        sum[i] += h[n][i] * coefficient<C_timed>(C_v[i], t, padded, n);
+      }
+    LAVAGNA_UNROLL
+    for (int i = 0; i < wide; ++i) store(y + i * pitch<T> + t * lanes<T>, sum[i]);
+  }
+}
+
+// Where the sums of a sweep go, all by vectors of channels: a timed coefficient's [token, count, lanes] is shared by
+// all channels of the block, a constant one's is [vectors, padded N, lanes].
+template <class T>
+struct Sums {
+  T* dB;
+  T* dC;
+  T* dA;
+  T* du;
+  T* d_delta;
+  bool first;  // du and d_delta hold nothing yet
+};
+
+template <bool timed, class T>
+LAVAGNA_INLINE T* sum_at(T* sums, std::int64_t token, int count, std::int64_t padded, int i, int n) {
+  return sums + (timed ? token * count + n : i * padded + n) * lanes<T>;
+}
+
+// The way back through a tile: g_t = C_t dy_t + a_{t+1} g_{t+1} is the gradient of h_t, `carry` is a_t g_t.
+template <int wide, int count, bool B_timed, bool C_timed, class T>
+void sweep(std::int64_t tokens, const T* delta, const T* u, const T* dy, const T* A, const Held<T>& B, const Held<T>& C,
+           std::int64_t v, std::int64_t n0, std::int64_t padded, const T* decays, const T* states, T* carry,
+           const Sums<T>& sums) {
+  constexpr std::int64_t step = count * wide * lanes<T>;
+  Vec<T> g[count][wide], dA[count][wide];
+  const T* B_v[wide];
+  const T* C_v[wide];
+  LAVAGNA_UNROLL
+  for (int i = 0; i < wide; ++i) {
+    B_v[i] = B.at(v + i, n0);
+    C_v[i] = C.at(v + i, n0);
+    LAVAGNA_UNROLL
+    for (int n = 0; n < count; ++n) {
+      g[n][i] = load(carry + (i * padded + n0 + n) * lanes<T>);
+      dA[n][i] = load(sums.dA + (i * padded + n0 + n) * lanes<T>);
+    }
+  }
+  for (std::int64_t t = tokens - 1; t >= 0; --t) {
+    Vec<T> delta_t[wide], u_t[wide], dy_t[wide], du[wide], d_delta[wide];
+    LAVAGNA_UNROLL
+    for (int i = 0; i < wide; ++i) {
+      delta_t[i] = load(delta + i * pitch<T> + t * lanes<T>);
+      u_t[i] = load(u + i * pitch<T> + t * lanes<T>);
+      dy_t[i] = load(dy + i * pitch<T> + t * lanes<T>);
+      du[i] = sums.first ? Vec<T>{} : load(sums.du + i * pitch<T> + t * lanes<T>);
+      d_delta[i] = sums.first ? Vec<T>{} : load(sums.d_delta + i * pitch<T> + t * lanes<T>);
+    }
+    LAVAGNA_UNROLL
+    for (int n = 0; n < count; ++n) {
+      Vec<T> dB = load(sum_at<B_timed>(sums.dB, t, count, padded, 0, n));
+      Vec<T> dC = load(sum_at<C_timed>(sums.dC, t, count, padded, 0, n));
+      LAVAGNA_UNROLL
+      for (int i = 0; i < wide; ++i) {
+        const std::int64_t at = t * step + (n * wide + i) * lanes<T>;
+        if (i > 0 && !B_timed) dB = load(sum_at<B_timed>(sums.dB, t, count, padded, i, n));
+        if (i > 0 && !C_timed) dC = load(sum_at<C_timed>(sums.dC, t, count, padded, i, n));
+        g[n][i] += dy_t[i] * coefficient<C_timed>(C_v[i], t, padded, n);
+        dC += dy_t[i] * load(states + at + step);
+        dB += u_t[i] * g[n][i];
+        du[i] += g[n][i] * coefficient<B_timed>(B_v[i], t, padded, n);
+        g[n][i] *= load(decays + at);
+        const Vec<T> exponent = g[n][i] * load(states + at);
+        dA[n][i] += delta_t[i] * exponent;
+        d_delta[i] += exponent * load(A + (i * padded + n0 + n) * lanes<T>);
+        if (i == wide - 1 || !B_timed) store(sum_at<B_timed>(sums.dB, t, count, padded, i, n), dB);
+        if (i == wide - 1 || !C_timed) store(sum_at<C_timed>(sums.dC, t, count, padded, i, n), dC);
+      }
+    }
+    LAVAGNA_UNROLL
+    for (int i = 0; i < wide; ++i) {
+      store(sums.du + i * pitch<T> + t * lanes<T>, du[i]);
+      store(sums.d_delta + i * pitch<T> + t * lanes<T>, d_delta[i]);
+    }
+  }
+  LAVAGNA_UNROLL
+  for (int i = 0; i < wide; ++i)
+    LAVAGNA_UNROLL
+    for (int n = 0; n < count; ++n) {
+      store(carry + (i * padded + n0 + n) * lanes<T>, g[n][i]);
+      store(sums.dA + (i * padded + n0 + n) * lanes<T>, dA[n][i]);
+    }
+}
+
+}  // namespace
+}  // namespace lavagna::LAVAGNA_ISA
