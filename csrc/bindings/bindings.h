@@ -2,6 +2,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include "../core/program.h"
+
 #include <chrono>
 #include <cstdint>
 #include <thread>
@@ -10,12 +12,14 @@ namespace nb = nanobind;
 
 // One function per file of this folder; module.cpp calls them all. A tensor comes as the address of its data, what
 // is absent as 0. Shapes and dtypes were checked in Python.
+void bind_elementwise(nb::module_& module);
 void bind_limits(nb::module_& module);
 void bind_rms_norm(nb::module_& module);
 void bind_gated_delta(nb::module_& module);
 void bind_gated_linear(nb::module_& module);
 void bind_selective_scan(nb::module_& module);
 void bind_short_conv(nb::module_& module);
+void bind_program(nb::module_& module);
 void bind_skinny_linear(nb::module_& module);
 
 namespace lavagna {
@@ -47,5 +51,18 @@ class WithoutLock {
 };
 
 using Unlocked = nb::call_guard<WithoutLock>;
+
+// The same function, written down where its thread records a program.
+template <auto kernel>
+struct Playable;
+template <class... Arguments, void (*kernel)(Arguments...)>
+struct Playable<kernel> {
+  static void call(Arguments... arguments) {
+    kernel(arguments...);
+    if (Program* program = Program::recorded()) program->add([=] { kernel(arguments...); });
+  }
+};
+template <auto kernel>
+constexpr auto playable = &Playable<kernel>::call;
 
 }  // namespace lavagna

@@ -106,8 +106,8 @@ void bind_gated_delta(nb::module_& module) {
   using namespace lavagna;
   module.attr("gated_delta_chunk") = gated_delta_chunk;
   module.attr("gated_delta_segment") = gated_delta_segment;
-  module.def("gated_delta_forward_float32", &forward<float>, Unlocked());
-  module.def("gated_delta_forward_float64", &forward<double>, Unlocked());
+  module.def("gated_delta_forward_float32", playable<&forward<float>>, Unlocked());
+  module.def("gated_delta_forward_float64", playable<&forward<double>>, Unlocked());
   module.def("gated_delta_backward_float32", &backward<float>, Unlocked());
   module.def("gated_delta_backward_float64", &backward<double>, Unlocked());
 }

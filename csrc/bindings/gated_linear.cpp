@@ -111,8 +111,8 @@ void backward(int threads, Address bounds, std::int64_t count, std::int64_t each
 
 void bind_gated_linear(nb::module_& module) {
   using namespace lavagna;
-  module.def("gated_linear_forward_float32", &forward<float>, Unlocked());
-  module.def("gated_linear_forward_float64", &forward<double>, Unlocked());
+  module.def("gated_linear_forward_float32", playable<&forward<float>>, Unlocked());
+  module.def("gated_linear_forward_float64", playable<&forward<double>>, Unlocked());
   module.def("gated_linear_backward_float32", &backward<float>, Unlocked());
   module.def("gated_linear_backward_float64", &backward<double>, Unlocked());
 }

@@ -39,6 +39,8 @@ NB_MODULE(_native, module) {
              "Ask the system for large pages behind these bytes, which nobody has touched yet.");
 
   bind_limits(module);
+  bind_program(module);
+  bind_elementwise(module);
   bind_rms_norm(module);
   bind_gated_delta(module);
   bind_gated_linear(module);

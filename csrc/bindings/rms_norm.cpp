@@ -62,8 +62,8 @@ void backward(int threads, std::int64_t tokens, std::int64_t heads, std::int64_t
 
 void bind_rms_norm(nb::module_& module) {
   using namespace lavagna;
-  module.def("rms_norm_forward_float32", &forward<float>, Unlocked());
-  module.def("rms_norm_forward_float64", &forward<double>, Unlocked());
+  module.def("rms_norm_forward_float32", playable<&forward<float>>, Unlocked());
+  module.def("rms_norm_forward_float64", playable<&forward<double>>, Unlocked());
   module.def("rms_norm_backward_float32", &backward<float>, Unlocked());
   module.def("rms_norm_backward_float64", &backward<double>, Unlocked());
 }

@@ -123,10 +123,10 @@ void bind_selective_scan(nb::module_& module) {
   using namespace lavagna;
   module.def("selective_scan_kept", &kept);
   module.def("selective_scan_pieces", &pieces);
-  module.def("selective_scan_forward_float32", &forward<float>, Unlocked());
-  module.def("selective_scan_forward_float64", &forward<double>, Unlocked());
+  module.def("selective_scan_forward_float32", playable<&forward<float>>, Unlocked());
+  module.def("selective_scan_forward_float64", playable<&forward<double>>, Unlocked());
   module.def("selective_scan_backward_float32", &backward<float>, Unlocked());
   module.def("selective_scan_backward_float64", &backward<double>, Unlocked());
-  module.def("selective_scan_step_float32", &step<float>, Unlocked());
-  module.def("selective_scan_step_float64", &step<double>, Unlocked());
+  module.def("selective_scan_step_float32", playable<&step<float>>, Unlocked());
+  module.def("selective_scan_step_float64", playable<&step<double>>, Unlocked());
 }

@@ -59,8 +59,8 @@ void backward(int threads, Address bounds, std::int64_t count, std::int64_t toke
 void bind_short_conv(nb::module_& module) {
   using namespace lavagna;
   module.attr("short_conv_widest") = short_conv_widest;
-  module.def("short_conv_forward_float32", &forward<float>, Unlocked());
-  module.def("short_conv_forward_float64", &forward<double>, Unlocked());
+  module.def("short_conv_forward_float32", playable<&forward<float>>, Unlocked());
+  module.def("short_conv_forward_float64", playable<&forward<double>>, Unlocked());
   module.def("short_conv_backward_float32", &backward<float>, Unlocked());
   module.def("short_conv_backward_float64", &backward<double>, Unlocked());
 }

@@ -31,7 +31,7 @@ void run(int threads, std::int64_t rows, std::int64_t inputs, std::int64_t outpu
 void bind_skinny_linear(nb::module_& module) {
   using namespace lavagna;
   module.attr("skinny_linear_rows") = skinny_linear_rows;
-  module.def("skinny_linear_float32", &run<skinny_float32>, Unlocked());
-  module.def("skinny_linear_mixed", &run<skinny_mixed>, Unlocked());
-  module.def("skinny_linear_bfloat16", &run<skinny_bfloat16>, Unlocked());
+  module.def("skinny_linear_float32", playable<&run<skinny_float32>>, Unlocked());
+  module.def("skinny_linear_mixed", playable<&run<skinny_mixed>>, Unlocked());
+  module.def("skinny_linear_bfloat16", playable<&run<skinny_bfloat16>>, Unlocked());
 }

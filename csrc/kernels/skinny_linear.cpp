@@ -1,32 +1,10 @@
 // Products of a few rows with a matrix that is read from memory once. docs/performance/decode.md explains it.
 #include "skinny_linear.h"
 
-#include "../core/vec.h"
+#include "../core/half.h"
 
 namespace lavagna::LAVAGNA_ISA {
 namespace {
-
-using Half = std::uint16_t;  // bfloat16: the upper half of a float32
-
-LAVAGNA_INLINE float widen(float x) { return x; }
-
-LAVAGNA_INLINE float widen(Half x) {
-  const std::uint32_t bits = static_cast<std::uint32_t>(x) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
-
-LAVAGNA_INLINE void narrow(VecF x, float* to) { store(to, x); }
-
-// To the nearest, ties to even; a NaN stays one.
-LAVAGNA_INLINE void narrow(VecF x, Half* to) {
-  VecI32 bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  bits += 0x7fff + (bits >> 16 & 1);
-  bits = x == x ? bits >> 16 : bits - bits + 0x7fc0;
-  for (int i = 0; i < lanes<float>; ++i) to[i] = static_cast<Half>(bits[i]);
-}
 
 // A step of a dot product: the numbers of W in one vector's memory, as `parts` vectors of float32.
 //

@@ -112,6 +112,12 @@ def test_a_step_in_place_is_a_step(gate: str | None, normalizer: bool, bonus: bo
         close("z", z, expected.state.z, 1e-14)
 
 
+def test_the_step_in_place_needs_a_contiguous_state() -> None:
+    q, k, v = (torch.randn(2, 1, 1, 4) for _ in range(3))
+    with pytest.raises(BackendError, match="gated_linear_step_ writes on a contiguous state"):
+        cpu.step_(torch.randn(2, 1, 4, 4).mT, None, q, k, v, None, None, 0.3)
+
+
 def test_a_second_derivative_is_refused() -> None:
     q, k, v = (torch.randn(1, 20, 1, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     (dq,) = torch.autograd.grad(gated_linear(q, k, v, impl="cpu").output.sum(), q, create_graph=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lavagna.models import LanguageModel, LanguageModelConfig
+from lavagna.models import LanguageModel, LanguageModelConfig, expand_layers
 
 __all__ = ["LAYERS", "float64_twin", "make_config", "make_model"]
 
@@ -20,7 +20,7 @@ def make_config(
     layers: str = LAYERS[-1], *, vocab_size: int = 257, width: int = 16, **keys: Any
 ) -> LanguageModelConfig:
     """A configuration of so many layers, small heads, and any other keys."""
-    mixers = {name: options for name, options in OPTIONS.items() if name in layers}
+    mixers = {name: options for name, options in OPTIONS.items() if name in expand_layers(layers)}
     return LanguageModelConfig.parse(
         {"vocab_size": vocab_size, "width": width, "layers": layers, "mixers": mixers, **keys}
     )

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..models import LanguageModel
-from ..ops.constants import Constants, keeping
+from ..ops.constants import Constants
 from .reading import Reading, read
 from .sampling import Sampler, Sampling
+from .stepping import Stepper
 
 __all__ = ["Generated", "generate", "stream"]
 
@@ -42,7 +43,8 @@ def stream(
 ) -> Iterator[tuple[list[int], list[int], Reading]]:
     """Yield step by step (rows, their new tokens, the reading after these tokens).
 
-    Rows that ended take no part in later steps: a reading has only the rows yielded with it.
+    Rows that ended take no part in later steps: a reading has only the rows yielded with it. The next step overwrites
+    the memory of its state: who wants to keep it copies it (``fork``, ``reorder``, ``save``) before going on.
 
     Args:
         model: the language model.
@@ -61,11 +63,10 @@ def stream(
     if max_tokens:
         model.gather_pages()
     constants: Constants = {}
+    stepper = Stepper(model, reading.state, constants)
     for _ in range(max_tokens):
         tokens = sampler(reading.logits[:, :choices], rows)
-        with keeping(constants):
-            hidden, state = model.hidden(tokens[:, None].to(device), state=reading.state)
-            reading = Reading(state, model.head(hidden[:, -1]))
+        reading = stepper(tokens.to(device))
         chosen = tokens.tolist()
         yield list(rows), chosen, reading
         alive = [
@@ -78,6 +79,7 @@ def stream(
         if len(alive) < len(rows):
             rows = [rows[i] for i in alive]
             reading = reading.reorder(torch.tensor(alive, device=device))
+            stepper = Stepper(model, reading.state, constants)
 
 
 def generate(

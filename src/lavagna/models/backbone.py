@@ -160,6 +160,11 @@ class Backbone(nn.Module):
         x, state = self._run(x, state, cu_seqlens)
         return (x if padding is None else padding.unpack(x)), state
 
+    def enter(self, tokens: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What the first block reads of tokens [B, T], and how many tokens each row has seen then."""
+        x = self._embed(tokens)
+        return (x, None) if self.config.position == "none" else self._add_positions(x, seen, None)
+
     def _embed(self, tokens: Tensor) -> Tensor:
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ShapeError(f"{type(self).__name__}: tokens must be integers, got {tokens.dtype}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["Constants", "constant", "keeping", "widened"]
 
@@ -40,7 +41,8 @@ def constant(parameter: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         return function(parameter)
     key = (id(parameter), function)
     if key not in constants:
-        constants[key] = (parameter, function(parameter))
+        with _disable_current_modes():  # nobody who records the step shall take it for a part of it
+            constants[key] = (parameter, function(parameter))
     return constants[key][1]
 
 
@@ -53,7 +55,8 @@ def widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return tensor.to(dtype)
     key = (id(tensor), dtype)
     if key not in constants:
-        constants[key] = (tensor, tensor.to(dtype))
+        with _disable_current_modes():
+            constants[key] = (tensor, tensor.to(dtype))
     return constants[key][1]
 
 

@@ -8,7 +8,8 @@ differentiating twice raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
+from threading import local
 from typing import Any
 
 import torch
@@ -17,7 +18,26 @@ from torch import Tensor
 from .. import native
 from ..errors import BackendError
 
-__all__ = ["address", "alike", "boundaries", "contiguous", "define", "kernel", "rows", "untouched"]
+__all__ = [
+    "RUNS",
+    "address",
+    "alike",
+    "boundaries",
+    "contiguous",
+    "define",
+    "heard",
+    "kernel",
+    "listen",
+    "rows",
+    "untouched",
+    "whole",
+]
+
+#: who is told of a kernel: it gets the function and its arguments, and calls it
+Listener = Callable[..., Any]
+
+#: operator -> what executes it on CPU tensors
+RUNS: dict[Any, Callable[..., Any]] = {}
 
 #: numbers that fill several large pages
 _MANY = 1 << 21
@@ -52,6 +72,7 @@ def define(
         raise BackendError(f"lavagna::{name} has no derivative; impl='torch' can be differentiated more than once")
 
     operator = getattr(torch.ops.lavagna, name).default
+    RUNS[operator] = run
     if "!" not in schema:  # torch takes no formula for an operator that writes on its arguments
         _LIBRARY.impl(name, _differentiable(operator, backward or refuse, save), "Autograd", with_keyset=True)
 
@@ -113,9 +134,25 @@ def _unobserved(arguments: tuple[Any, ...]) -> bool:
     )
 
 
+_thread = local()
+
+
+def listen(listener: Listener | None) -> Listener | None:
+    """Let kernels of this thread be called by `listener`, or by nobody else; returns who did so before."""
+    before: Listener | None = getattr(_thread, "listener", None)
+    _thread.listener = listener
+    return before
+
+
+def heard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The native function, or what calls it for who listens."""
+    listener = getattr(_thread, "listener", None)
+    return function if listener is None else partial(listener, function)
+
+
 def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     """The native function of this name for float32 or float64."""
-    return _functions(name)[dtype == torch.float64]
+    return heard(_functions(name)[dtype == torch.float64])
 
 
 @cache
@@ -160,6 +197,17 @@ def _contiguous_inside(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def alike(x: Tensor) -> Tensor:
     """A contiguous tensor of the same shape and dtype, without values: half the time of ``x.new_empty(x.shape)``."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def whole(step: str, *states: Tensor | None) -> None:
+    """Refuse a state that a step cannot overwrite.
+
+    Raises:
+        BackendError: a state is not contiguous.
+    """
+    for state in states:
+        if state is not None and not state.is_contiguous():
+            raise BackendError(f"{step} writes on a contiguous state, got strides {state.stride()}")
 
 
 def untouched(*tensors: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import native
 from .dispatch import automatic_is_native
-from .library import address, define
+from .library import address, define, heard
 
 __all__ = ["linear"]
 
@@ -78,7 +78,7 @@ def _run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x = x.contiguous()
     bias = None if bias is None else bias.contiguous()
     y = x.new_empty(*x.shape[:-1], outputs)
-    _function(x.dtype, weight.dtype)(
+    heard(_function(x.dtype, weight.dtype))(
         torch.get_num_threads(),
         x.numel() // inputs,
         inputs,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..dispatch import Call
-from ..library import address, alike, boundaries, contiguous, define, kernel, rows
+from ..library import address, alike, boundaries, contiguous, define, kernel, rows, whole
+from ..overwriting import overwrites
 
-__all__ = ["convolve", "refuses"]
+__all__ = ["convolve", "refuses", "step_"]
 
 WIDEST = 8
 
@@ -32,7 +33,10 @@ def convolve(
     bounds: list[int] | None,
 ) -> tuple[Tensor, Tensor]:
     """x [B, T, D], weight [D, W], state [B, W-1, D] or one per packed sequence -> y [B, T, D], state."""
-    return _forward(x, weight, bias, state, boundaries(bounds), activation == "silu")
+    silu = activation == "silu"
+    if overwrites() and bounds is None and x.shape[1] == 1:
+        return step_(state, x, weight, bias, silu), state
+    return _forward(x, weight, bias, state, boundaries(bounds), silu)
 
 
 def _sizes(x: Tensor, weight: Tensor, state: Tensor, bounds: Tensor | None, silu: bool) -> tuple[Any, ...]:
@@ -42,15 +46,27 @@ def _sizes(x: Tensor, weight: Tensor, state: Tensor, bounds: Tensor | None, silu
 def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, bounds: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
+    tail = alike(state)
+    return _convolve(x, weight, bias, state.contiguous(), bounds, silu, tail), tail
+
+
+def _convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    bounds: Tensor | None,
+    silu: bool,
+    tail: Tensor,
+) -> Tensor:
+    """y; the last inputs go into the tail, which may be the state itself."""
     x_rows, x_row = rows(x)
-    weight, state = weight.contiguous(), state.contiguous()
-    bias = contiguous(bias)
-    y, tail = alike(x), alike(state)
+    weight, bias, y = weight.contiguous(), contiguous(bias), alike(x)
     kernel("short_conv_forward", x.dtype)(
         *_sizes(x, weight, state, bounds, silu),
         *(address(x_rows), x_row, address(weight), address(bias), address(state), address(y), address(tail)),
     )
-    return y, tail
+    return y
 
 
 def _run_backward(
@@ -113,4 +129,17 @@ _backward = define(
     f"short_conv_backward(Tensor dy, Tensor d_tail, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
     _run_backward,
     _shapes_of_backward,
+)
+
+
+def _run_step(state: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+    whole("short_conv_step_", state)
+    return _convolve(x, weight, bias, state, None, silu, state)
+
+
+#: One token [B, 1, D] of each row: the state is overwritten by the next one. No gradients.
+step_ = define(
+    "short_conv_step_(Tensor(a!) state, Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor",
+    _run_step,
+    lambda state, x, weight, bias, silu: alike(x),
 )

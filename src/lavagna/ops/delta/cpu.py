@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import BackendError
 from ..chunk_length import chunk_length
-from ..library import address, alike, boundaries, define, kernel, rows, untouched
+from ..library import address, alike, boundaries, define, kernel, rows, untouched, whole
+from ..overwriting import overwrites
 
 __all__ = ["chunk", "recurrent", "step_"]
 
@@ -67,6 +67,8 @@ def _call(
     scale: float,
     size: int,
 ) -> tuple[Tensor, Tensor]:
+    if overwrites() and bounds is None and q.shape[1] == 1:
+        return step_(state, q, k, v, beta, log_decay, unit, scale), state
     tensors = (q, k, v, beta, log_decay, state)
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     output, final, _ = _forward(*tensors, boundaries(bounds), unit, scale, size, keep)
@@ -245,8 +247,7 @@ def _run_step(
     unit: bool,
     scale: float,
 ) -> Tensor:
-    if not state.is_contiguous():
-        raise BackendError("gated_delta_step_ writes on a contiguous state, got strides " + str(state.stride()))
+    whole("gated_delta_step_", state)
     inputs = _inputs(q, k, v, beta, log_decay, len(state), None, unit, scale)
     output = alike(v)
     place = state.data_ptr()

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..library import address, alike, boundaries, contiguous, define, kernel, rows, untouched
+from ..library import address, alike, boundaries, contiguous, define, kernel, rows, untouched, whole
+from ..overwriting import overwrites
 from .normalizer import EPSILON, LinearState
 
 __all__ = ["chunk", "recurrent", "step_"]
@@ -72,6 +73,8 @@ def _call(
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if size or keep:
         o, S, z, *_ = _forward(*tensors, boundaries(bounds), scale, size, keep)
+    elif overwrites() and bounds is None and q.shape[1] == 1:
+        return step_(S, z, q, k, v, log_decay, bonus, scale), state
     else:
         o, S, z = _steps(*tensors, boundaries(bounds), scale)
     return o, LinearState(S, z) if normalizer else S
@@ -371,9 +374,24 @@ _steps = define(
     _shapes_of_steps,
 )
 
+
+def _run_step(
+    S: Tensor,
+    z: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    bonus: Tensor | None,
+    scale: float,
+) -> Tensor:
+    whole("gated_linear_step_", S, z)
+    return _take(q, k, v, log_decay, bonus, S, z, None, scale, S, z)
+
+
 #: One token, whose state [B, HV, K, V] (and z [B, HV, K], with the normaliser) changes in place; both contiguous.
 step_ = define(
     f"gated_linear_step_(Tensor(a!) S, Tensor(b!)? z, {_TIMED}, float scale) -> Tensor",
-    lambda S, z, q, k, v, log_decay, bonus, scale: _take(q, k, v, log_decay, bonus, S, z, None, scale, S, z),
+    _run_step,
     lambda S, z, q, k, v, log_decay, bonus, scale: alike(v),
 )

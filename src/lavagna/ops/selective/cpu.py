@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ... import native
-from ...errors import BackendError
-from ..library import address, alike, boundaries, contiguous, define, kernel, rows, untouched
+from ..library import address, alike, boundaries, contiguous, define, kernel, rows, untouched, whole
+from ..overwriting import overwrites
 from .layout import groups_of
 
 __all__ = ["scan", "step_"]
@@ -38,6 +38,9 @@ def scan(
 
     `chunk_size` means nothing here: the kernels have one size of tile, and one order of evaluation.
     """
+    if overwrites() and bounds is None and x.shape[1] == 1:
+        y = step_(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, *(dt_limit or UNLIMITED))
+        return y, state
     tensors = (x, dt, A, B, C, D, z, dt_bias, state)
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     y, final, _ = _forward(*tensors, boundaries(bounds), dt_softplus, *(dt_limit or UNLIMITED), keep)
@@ -168,8 +171,7 @@ _backward = define(
 
 
 def _run_step(state: Tensor, *arguments: Any) -> Tensor:
-    if not state.is_contiguous():
-        raise BackendError(f"selective_scan_step_ writes on a contiguous state, got strides {state.stride()}")
+    whole("selective_scan_step_", state)
     *inputs, softplus, low, high = arguments
     given, alive = _given(*inputs, state, None, softplus, low, high)
     x = inputs[0]

@@ -1,0 +1,165 @@
+"""A recorded step gives what the step gives, to the bit, or is not played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lavagna.errors import BackendError
+from lavagna.mixers import Mixer, build
+from lavagna.mixers.registry import MIXERS, MLPS
+from lavagna.ops.constants import constant, keeping
+from lavagna.ops.overwriting import overwrites, overwriting
+from lavagna.ops.recording import Recording, fixed
+from lavagna.ops.tree import leaves, map_tensors
+
+from ..support.mixers import randomised
+from ..support.variants import VARIANTS, WIDTH
+
+RECURRENT = [name for name in (*MIXERS, *MLPS) if name != "attention"]
+
+each_variant = pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param(name, options, id=f"{name}-{i}") for name in RECURRENT for i, options in enumerate(VARIANTS[name])],
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def make(name: str, options: dict[str, Any], dtype: torch.dtype) -> Mixer:
+    table = MLPS if name in MLPS else MIXERS
+    return randomised(build(name, WIDTH, options, table=table)).to(dtype)  # type: ignore[call-arg]
+
+
+def clones(state: Any) -> Any:
+    return map_tensors(torch.clone, state)
+
+
+def same(one: Any, other: Any) -> None:
+    assert len(leaves(one)) == len(leaves(other))
+    for a, b in zip(leaves(one), leaves(other), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@each_variant
+def test_every_mixer_is_played_as_it_is_computed(
+    name: str, options: dict[str, Any], dtype: torch.dtype, rows: int
+) -> None:
+    mixer = make(name, options, dtype)
+    inputs = torch.randn(6, rows, 1, WIDTH, generator=torch.Generator().manual_seed(0)).to(dtype)
+    state = mixer.init_state(rows)
+    assert fixed(state)
+    own = clones(state)
+    recording = Recording(mixer, inputs[0].clone(), own)
+    outputs = [recording.y.clone()]
+    assert recording.proven(inputs[1])
+    outputs.append(recording.y.clone())
+    for x in inputs[2:]:
+        recording.x.copy_(x)
+        outputs.append(recording().clone())
+    for x, played in zip(inputs, outputs, strict=True):
+        y, state = mixer(x, state)
+        same(played, y)
+    same(own, state)
+    assert all(a is b for a, b in zip(leaves(own), leaves(recording.state), strict=True))
+
+
+def recorded(step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any = ()) -> Recording:
+    return Recording(step, torch.randn(2, 1, 4), state)
+
+
+def test_it_reads_its_own_input_and_overwrites_its_own_state() -> None:
+    total = torch.zeros(2, 4)
+    recording = recorded(lambda x, s: (2 * x, (s[0] + x[:, 0],)), (total,))
+    sums = recording.x[:, 0].clone()
+    torch.testing.assert_close(total, sums)
+    for _ in range(3):
+        recording.x.normal_()
+        sums += recording.x[:, 0]
+        torch.testing.assert_close(recording(), 2 * recording.x)
+        torch.testing.assert_close(total, sums)
+
+
+def test_what_python_decides_is_found_out() -> None:
+    """A number that torch does not see leave a tensor, and one that is counted outside of them."""
+    count = iter(range(9))
+    assert not recorded(lambda x, s: (x + float(x.numpy().sum()), s)).proven(torch.ones(2, 1, 4))
+    assert not recorded(lambda x, s: (x + next(count), s)).proven(torch.ones(2, 1, 4))
+    assert not recorded(lambda x, s: (x + torch.rand(2, 1, 4), s)).proven(torch.ones(2, 1, 4))
+    assert recorded(lambda x, s: (x + 1, s)).proven(torch.ones(2, 1, 4))
+
+
+def test_a_state_that_is_not_the_same_is_found_out() -> None:
+    seen = []
+
+    def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        seen.append(x)
+        return x, (state[0] + len(seen),)
+
+    assert not recorded(step, (torch.zeros(2),)).proven(torch.ones(2, 1, 4))
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda x, s: (x * x.sum().item(), s), "_local_scalar_dense"),
+        (lambda x, s: (x[x > 0], s), "cannot be played again"),
+        (lambda x, s: (x, (s[0][:1], s[1])), "changes its shape"),
+        (lambda x, s: (x, (s[0].double(), s[1])), "changes its shape"),
+        (lambda x, s: (x, (s[1], s[0])), "change places"),
+        (lambda x, s: (x, (s[0],)), "changes what its state consists of"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(step: Callable[[Tensor, Any], tuple[Tensor, Any]], message: str) -> None:
+    with pytest.raises(BackendError, match=message):
+        recorded(step, (torch.zeros(2, 4), torch.ones(2, 4)))
+    assert not overwrites()
+    torch.testing.assert_close(torch.ones(3) + 1, torch.full((3,), 2.0))  # nobody listens any more
+
+
+def test_a_conjugate_is_copied_as_what_it_stands_for() -> None:
+    state = torch.randn(2, 4, dtype=torch.complex64)
+    recording = recorded(lambda x, s: (x + s[0].conj().clone().imag[:, None], s), (state,))
+    assert recording.proven(torch.ones(2, 1, 4))
+
+
+def test_what_follows_from_parameters_is_no_part_of_it() -> None:
+    calls = []
+
+    def doubled(parameter: Tensor) -> Tensor:
+        calls.append(parameter)
+        return 2 * parameter
+
+    weight = torch.nn.Parameter(torch.randn(4))
+    with keeping({}):
+        recording = recorded(lambda x, s: (x * constant(weight, doubled), s))
+        assert recording.proven(torch.ones(2, 1, 4))
+    assert len(calls) == 1
+    names = [getattr(call, "__name__", "") for call in recording._calls]
+    assert len(recording._calls) == 1, names
+
+
+def test_states_are_only_overwritten_where_it_is_allowed() -> None:
+    for name in ("mamba", "gated_deltanet", "gla", "linear_attention"):
+        mixer = make(name, {}, torch.float32)
+        x = torch.randn(1, 1, WIDTH)
+        state = mixer.init_state(1)
+        before = clones(state)
+        _, after = mixer(x, state)
+        same(state, before)
+        with overwriting():
+            _, own = mixer(x, clones(state))
+            longer = torch.randn(1, 2, WIDTH)
+            mixer(longer, state)
+        same(own, after)
+        same(state, before)
