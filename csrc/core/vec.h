@@ -308,7 +308,8 @@ LAVAGNA_INLINE Vec<T> sigmoid(Vec<T> x) {
 // ln(1 + e^x), with full relative accuracy where it is nearly e^x.
 //
 // max(x, 0) + ln(1 + w) with w = e^−|x|, and ln(1 + w) = 2 artanh(s / 2) with s = 2w / (2 + w) ≤ 2/3, which keeps the
-// relative accuracy of w: s + s³ p(s²), where p is minimax (float32; 5e-9) or Taylor's (4e-19).
+// relative accuracy of w: s + s³ p(s²), where p is minimax (float32; 5e-9) or Taylor's (4e-19). The caller makes s, which
+// the slope wants too: w = 2s / (2 − s).
 LAVAGNA_INLINE VecF rest_of_artanh(VecF square) {
   VecF p = splat(5.4735291e-04f);
   p = p * square + 2.1874327e-03f;
@@ -324,8 +325,7 @@ LAVAGNA_INLINE VecD rest_of_artanh(VecD square) {
 }
 
 template <class T>
-LAVAGNA_INLINE Vec<T> softplus(Vec<T> x, Vec<T> w) {
-  const Vec<T> s = (w + w) / (T(2) + w);
+LAVAGNA_INLINE Vec<T> softplus(Vec<T> x, Vec<T> s) {
   const Vec<T> square = s * s;
   return max<T>(x, Vec<T>{}) + (rest_of_artanh(square) * square * s + s);
 }

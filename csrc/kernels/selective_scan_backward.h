@@ -62,29 +62,37 @@ struct Work {
 template <class T>
 void prepare_back(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Block& block,
                   const Work<T>& work) {
+  const Decay<T> decay;
   const From<T> x(a.x, row), z(a.z, row), dy(a.dy, row);
-  const auto use = [&](std::int64_t t, const Channels<T>& channels, std::int64_t at, Vec<T> delta_t, Vec<T> slope)
-                       LAVAGNA_LAMBDA {
-    const Vec<T> x_t = channels.get(x.at(t));
-    store(work.delta + at, delta_t * log2_e<T>);
-    store(work.slope + at, slope);
-    store(work.u + at, delta_t * x_t);
-    store(work.y + at, channels.get_or_zero(a.D) * x_t);
-  };
-  steps<true>(a, row, tokens, block, use);
-  for (std::int64_t t = 0; t < tokens; ++t)
-    for (std::int64_t v = 0; v < vectors<T>(block); ++v) {
-      const Channels<T> channels(block, v);
-      const std::int64_t at = v * pitch<T> + t * lanes<T>;
-      Vec<T> dy_t = channels.get(dy.at(t));
-      if (z.first != nullptr) {
-        const Vec<T> z_t = channels.get(z.at(t));
-        const Vec<T> open = sigmoid<T>(z_t);
-        store(work.dz + at, dy_t * open * (T(1) + z_t * (T(1) - open)));
-        dy_t *= z_t * open;
+  in_vectors<T>(block, [&](const auto& channels, std::int64_t v) LAVAGNA_LAMBDA {
+    constexpr int many = std::remove_reference_t<decltype(channels)>::vectors;
+    Vec<T> skip[many];
+    LAVAGNA_UNROLL
+    for (int i = 0; i < many; ++i) skip[i] = channels.get_or_zero(a.D, i);
+    steps<true>(a, row, tokens, channels, [&](std::int64_t t, int i, Vec<T> delta_t, Vec<T> slope) LAVAGNA_LAMBDA {
+      const Vec<T> x_t = channels.get(x.at(t), i);
+      const std::int64_t at = (v + i) * pitch<T> + t * lanes<T>;
+      store(work.delta + at, delta_t * log2_e<T>);
+      store(work.slope + at, slope);
+      store(work.u + at, delta_t * x_t);
+      store(work.y + at, skip[i] * x_t);
+    });
+    for (std::int64_t t = 0; t < tokens; ++t)
+      LAVAGNA_UNROLL
+      for (int i = 0; i < many; ++i) {
+        const std::int64_t at = (v + i) * pitch<T> + t * lanes<T>;
+        Vec<T> dy_t = channels.get(dy.at(t), i);
+        if (z.first != nullptr) {
+          const Vec<T> z_t = channels.get(z.at(t), i);
+          Vec<T> closed[] = {z_t * -log2_e<T>};
+          decay(closed);
+          const Vec<T> open = T(1) / (T(1) + closed[0]);
+          store(work.dz + at, dy_t * open * (T(1) + z_t * (T(1) - open)));
+          dy_t *= z_t * open;
+        }
+        store(work.dy + at, dy_t);
       }
-      store(work.dy + at, dy_t);
-    }
+  });
 }
 
 template <class T>
@@ -94,21 +102,35 @@ void finish_back(const SelectiveScan<T>& a, std::int64_t row, std::int64_t token
   T* const dx = a.dx + row * a.channels;
   T* const d_dt = a.d_dt + row * a.channels;
   T* const dz = a.z.data == nullptr ? nullptr : a.dz + row * a.channels;
-  for (std::int64_t t = 0; t < tokens; ++t)
-    for (std::int64_t v = 0; v < vectors<T>(block); ++v) {
-      const Channels<T> channels(block, v);
-      const std::int64_t at = v * pitch<T> + t * lanes<T>;
-      const Vec<T> x_t = channels.get(x.at(t));
-      const Vec<T> dy_t = load(work.dy + at);
-      const Vec<T> du_t = load(work.du + at);
-      const Vec<T> d_dt_t = (load(work.d_delta + at) + du_t * x_t) * load(work.slope + at);
-      store(dD + v * lanes<T>, load(dD + v * lanes<T>) + dy_t * x_t);
-      store(d_bias + v * lanes<T>, load(d_bias + v * lanes<T>) + d_dt_t);
-      channels.put(dx + t * a.channels,
-                   du_t * (load(work.delta + at) * ln_2<T>) + channels.get_or_zero(a.D) * dy_t);
-      channels.put(d_dt + t * a.channels, d_dt_t);
-      if (dz != nullptr) channels.put(dz + t * a.channels, load(work.y + at) * load(work.dz + at));
+  in_vectors<T>(block, [&](const auto& channels, std::int64_t v) LAVAGNA_LAMBDA {
+    constexpr int many = std::remove_reference_t<decltype(channels)>::vectors;
+    Vec<T> skip[many], dD_sum[many], d_bias_sum[many];
+    LAVAGNA_UNROLL
+    for (int i = 0; i < many; ++i) {
+      skip[i] = channels.get_or_zero(a.D, i);
+      dD_sum[i] = load(dD + (v + i) * lanes<T>);
+      d_bias_sum[i] = load(d_bias + (v + i) * lanes<T>);
     }
+    for (std::int64_t t = 0; t < tokens; ++t)
+      LAVAGNA_UNROLL
+      for (int i = 0; i < many; ++i) {
+        const std::int64_t at = (v + i) * pitch<T> + t * lanes<T>;
+        const Vec<T> x_t = channels.get(x.at(t), i);
+        const Vec<T> dy_t = load(work.dy + at);
+        const Vec<T> du_t = load(work.du + at);
+        const Vec<T> d_dt_t = (load(work.d_delta + at) + du_t * x_t) * load(work.slope + at);
+        dD_sum[i] += dy_t * x_t;
+        d_bias_sum[i] += d_dt_t;
+        channels.put(dx + t * a.channels, i, du_t * (load(work.delta + at) * ln_2<T>) + skip[i] * dy_t);
+        channels.put(d_dt + t * a.channels, i, d_dt_t);
+        if (dz != nullptr) channels.put(dz + t * a.channels, i, load(work.y + at) * load(work.dz + at));
+      }
+    LAVAGNA_UNROLL
+    for (int i = 0; i < many; ++i) {
+      store(dD + (v + i) * lanes<T>, dD_sum[i]);
+      store(d_bias + (v + i) * lanes<T>, d_bias_sum[i]);
+    }
+  });
 }
 
 template <class T, bool B_timed, bool C_timed>
@@ -215,12 +237,11 @@ void backward(const SelectiveScan<T>& a, std::int64_t begin, std::int64_t end, i
       turn_out<true>(dA, width, a.states, a.dA + slot * a.states);
       if (!B_timed) turn_out<true>(dB, width, a.states, a.dB + slot * a.states);
       if (!C_timed) turn_out<true>(dC, width, a.states, a.dC + slot * a.states);
+      T* const dD_row = a.dD + thread * a.channels + block.first;
+      T* const d_bias_row = a.d_bias + thread * a.channels + block.first;
       for (std::int64_t v = 0; v < count_v; ++v) {
-        const Channels<T> channels(block, v);
-        T* const dD_row = a.dD + thread * a.channels;
-        T* const d_bias_row = a.d_bias + thread * a.channels;
-        if (a.D != nullptr) channels.put(dD_row, channels.get(dD_row) + load(dD + v * lanes<T>));
-        if (a.dt_bias != nullptr) channels.put(d_bias_row, channels.get(d_bias_row) + load(d_bias + v * lanes<T>));
+        if (a.D != nullptr) put(dD_row, v, width, get(dD_row, v, width) + load(dD + v * lanes<T>));
+        if (a.dt_bias != nullptr) put(d_bias_row, v, width, get(d_bias_row, v, width) + load(d_bias + v * lanes<T>));
       }
     }
     task = piece_end;

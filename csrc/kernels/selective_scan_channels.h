@@ -50,24 +50,37 @@ LAVAGNA_INLINE Block part(const Block& block, std::int64_t d) {
   return {block.group, block.first + d, min_of(block.width - d, strip)};
 }
 
-// Up to as many channels as a vector has lanes.
-template <class T>
+// Neighbouring vectors of channels, all of whose lanes are channels; or one with fewer.
+template <class T, int many, bool whole>
 struct Channels {
+  static_assert(whole || many == 1);
+  static constexpr int vectors = many;
   std::int64_t first;
-  int count;
+  int left;
 
   Channels(const Block& block, std::int64_t v)
-      : first(block.first + v * lanes<T>), count(static_cast<int>(min_of(block.width - v * lanes<T>, lanes<T>))) {}
+      : first(block.first + v * lanes<T>), left(static_cast<int>(min_of(block.width - v * lanes<T>, lanes<T>))) {}
 
-  LAVAGNA_INLINE Vec<T> get(const T* row) const {
-    return count == lanes<T> ? load(row + first) : load_part(row + first, count);
+  LAVAGNA_INLINE Vec<T> get(const T* row, int i) const {
+    return whole ? load(row + first + i * lanes<T>) : load_part(row + first, left);
   }
-  LAVAGNA_INLINE void put(T* row, Vec<T> v) const {
-    if (count == lanes<T>) return store(row + first, v);
-    store_part(row + first, v, count);
+  LAVAGNA_INLINE void put(T* row, int i, Vec<T> v) const {
+    if constexpr (whole) return store(row + first + i * lanes<T>, v);
+    store_part(row + first, v, left);
   }
-  LAVAGNA_INLINE Vec<T> get_or_zero(const T* row) const { return row == nullptr ? Vec<T>{} : get(row); }
+  LAVAGNA_INLINE Vec<T> get_or_zero(const T* row, int i) const { return row == nullptr ? Vec<T>{} : get(row, i); }
 };
+
+// Do something with all channels of a strip, some vectors of them together: chains of dependent operations are long
+// here, and the processor looks ahead only so far. `use` gets the channels, and the number of their first vector.
+template <class T, class Use>
+LAVAGNA_INLINE void in_vectors(const Block& block, const Use& use) {
+  constexpr int many = LAVAGNA_VECTOR_BYTES == 64 ? 4 : 2;
+  std::int64_t v = 0;
+  for (; (v + many) * lanes<T> <= block.width; v += many) use(Channels<T, many, true>(block, v), v);
+  for (; (v + 1) * lanes<T> <= block.width; ++v) use(Channels<T, 1, true>(block, v), v);
+  if (v * lanes<T> < block.width) use(Channels<T, 1, false>(block, v), v);
+}
 
 // Rows of an input from one token on.
 template <class T>

@@ -29,21 +29,26 @@ void keep(const SelectiveScan<T>& a, std::int64_t m, std::int64_t k, const Block
 //
 // h ← exp(Δ A) h + u B and y += C h for `count` states of one vector of channels, through a tile.
 template <int count, bool B_timed, bool C_timed, class T>
-void scan(const Ahead& ahead, std::int64_t tokens, const T* delta, const T* u, const T* A, const T* B, const T* C,
-          std::int64_t padded, T* state, T* y) {
+void scan(const Ahead& ahead, bool fetches, std::int64_t tokens, const T* delta, const T* u, const T* A, const T* B,
+          std::int64_t B_step, const T* C, std::int64_t C_step, T* state, T* y) {
   const Decay<T> decay;
   Vec<T> h[count];
   LAVAGNA_UNROLL
   for (int n = 0; n < count; ++n) h[n] = load(state + n * lanes<T>);
   for (std::int64_t t = 0; t < tokens; ++t) {
-    ahead.fetch<3>(t);
+    if (fetches) ahead.fetch<3>(t);
     const Vec<T> delta_t = load(delta + t * lanes<T>);
     const Vec<T> u_t = load(u + t * lanes<T>);
     Vec<T> sums[2] = {load(y + t * lanes<T>), Vec<T>{}};
     LAVAGNA_UNROLL
-    for (int n = 0; n < count; ++n) {
-      h[n] = decay(delta_t * load(A + n * lanes<T>)) * h[n] + u_t * coefficient<B_timed>(B, t, padded, n);
-      sums[n % 2] += h[n] * coefficient<C_timed>(C, t, padded, n);
+    for (int n = 0; n < count; n += 2) {
+      Vec<T> a[] = {delta_t * load(A + n * lanes<T>), delta_t * load(A + (n + 1) * lanes<T>)};
+      decay(a);
+      LAVAGNA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        h[n + i] = a[i] * h[n + i] + u_t * coefficient<B_timed>(B, t, B_step, n + i);
+        sums[i] += h[n + i] * coefficient<C_timed>(C, t, C_step, n + i);
+      }
     }
     store(y + t * lanes<T>, sums[0] + sums[1]);
   }
@@ -104,11 +109,11 @@ void forward(const SelectiveScan<T>& a, std::int64_t begin, std::int64_t end, in
           if (a.kept != nullptr) keep(a, m, k, block, v, h_v);
           std::int64_t n = 0;
           for (; n + 16 <= padded; n += 16)
-            scan<16, B_timed, C_timed>(ahead[i % 4], tokens, delta + at, u + at, A_v + n * lanes<T>, B.at(v, n),
-                                       C.at(v, n), padded, h_v + n * lanes<T>, y + at);
+            scan<16, B_timed, C_timed>(ahead[i % 4], n == 0, tokens, delta + at, u + at, A_v + n * lanes<T>, B.at(v, n),
+                                       B.step(), C.at(v, n), C.step(), h_v + n * lanes<T>, y + at);
           for (; n < padded; n += 4)
-            scan<4, B_timed, C_timed>(ahead[i % 4], tokens, delta + at, u + at, A_v + n * lanes<T>, B.at(v, n),
-                                      C.at(v, n), padded, h_v + n * lanes<T>, y + at);
+            scan<4, B_timed, C_timed>(ahead[i % 4], n == 0, tokens, delta + at, u + at, A_v + n * lanes<T>, B.at(v, n),
+                                      B.step(), C.at(v, n), C.step(), h_v + n * lanes<T>, y + at);
         }
         gate(a, row, tokens, here, y);
       }

@@ -22,7 +22,9 @@ void step(const SelectiveScan<T>& a, std::int64_t m, const Block& block) {
     const T* const C = a.C.row != 0 ? a.C.data + m * a.C.row + block.group * a.C.group : a.C.data + d * N;
     const std::int64_t at = (m * a.channels + d) * N;
     for (std::int64_t v = 0; v * lanes<T> < N; ++v) {
-      const Vec<T> h = decay(delta[i] * bounded<T>(get(A, v, N))) * get(a.state + at, v, N) + u[i] * get(B, v, N);
+      Vec<T> fade[] = {delta[i] * bounded<T>(get(A, v, N))};
+      decay(fade);
+      const Vec<T> h = fade[0] * get(a.state + at, v, N) + u[i] * get(B, v, N);
       put(a.final + at, v, N, h);
       parts[i] += h * get(C, v, N);
     }

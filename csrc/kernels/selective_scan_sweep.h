@@ -40,15 +40,19 @@ void recompute(const Ahead* ahead, int fetches, std::int64_t tokens, const T* de
       sum[i] = load(y + i * pitch<T> + t * lanes<T>);
     }
     LAVAGNA_UNROLL
-    for (int n = 0; n < count; ++n)
+    for (int n = 0; n < count; ++n) {
+      Vec<T> a[wide];
+      LAVAGNA_UNROLL
+      for (int i = 0; i < wide; ++i) a[i] = delta_t[i] * A_n[n][i];
+      decay(a);
       LAVAGNA_UNROLL
       for (int i = 0; i < wide; ++i) {
-        const Vec<T> a = decay(delta_t[i] * A_n[n][i]);
-        store(decays + t * step + (n * wide + i) * lanes<T>, a);
-        h[n][i] = a * h[n][i] + u_t[i] * coefficient<B_timed>(B_v[i], t, padded, n);
+        store(decays + t * step + (n * wide + i) * lanes<T>, a[i]);
+        h[n][i] = a[i] * h[n][i] + u_t[i] * coefficient<B_timed>(B_v[i], t, B.step(), n);
         store(states + (t + 1) * step + (n * wide + i) * lanes<T>, h[n][i]);
-        sum[i] += h[n][i] * coefficient<C_timed>(C_v[i], t, padded, n);
+        sum[i] += h[n][i] * coefficient<C_timed>(C_v[i], t, C.step(), n);
       }
+    }
     LAVAGNA_UNROLL
     for (int i = 0; i < wide; ++i) store(y + i * pitch<T> + t * lanes<T>, sum[i]);
   }
@@ -109,10 +113,10 @@ void sweep(std::int64_t tokens, const T* delta, const T* u, const T* dy, const T
         const std::int64_t at = t * step + (n * wide + i) * lanes<T>;
         if (i > 0 && !B_timed) dB = load(sum_at<B_timed>(sums.dB, t, count, padded, i, n));
         if (i > 0 && !C_timed) dC = load(sum_at<C_timed>(sums.dC, t, count, padded, i, n));
-        g[n][i] += dy_t[i] * coefficient<C_timed>(C_v[i], t, padded, n);
+        g[n][i] += dy_t[i] * coefficient<C_timed>(C_v[i], t, C.step(), n);
         dC += dy_t[i] * load(states + at + step);
         dB += u_t[i] * g[n][i];
-        du[i] += g[n][i] * coefficient<B_timed>(B_v[i], t, padded, n);
+        du[i] += g[n][i] * coefficient<B_timed>(B_v[i], t, B.step(), n);
         g[n][i] *= load(decays + at);
         const Vec<T> exponent = g[n][i] * load(states + at);
         dA[n][i] += delta_t[i] * exponent;

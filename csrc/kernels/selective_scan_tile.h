@@ -2,43 +2,52 @@
 // through, the gate after it, B and C, and the states that are kept for the way back.
 #pragma once
 
+#include <type_traits>
+
 #include "selective_scan_channels.h"
+#include "selective_scan_decay.h"
 
 namespace lavagna::LAVAGNA_ISA {
 namespace {
 
-// Δ of a strip of channels in a tile: `use` gets it with the token, the channels, where they lie among [vectors, tokens,
-// lanes], and, where it is asked for, the slope dΔ / d dt. In two loops, one after the other: a chain of dependent
-// operations as long as both together would fill what the processor can look ahead.
-template <bool with_slope, class T, class Use>
-LAVAGNA_INLINE void steps(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Block& block,
+// Δ of some channels in a tile: `use` gets it with the token, which of the vectors it is, and, where it is asked for, the
+// slope dΔ / d dt. In two loops, one after the other: chains of dependent operations as long as both together would fill
+// what the processor can look ahead.
+template <bool with_slope, class T, class Some, class Use>
+LAVAGNA_INLINE void steps(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Some& channels,
                           const Use& use) {
+  constexpr int many = Some::vectors;
   const From<T> dt(a.dt, row);
+  const Decay<T> decay;
   const Vec<T> low = splat(a.low), high = splat(a.high);
   const bool soft = a.softplus;
-  const std::int64_t count = vectors<T>(block);
-  T raws[strip * (tile + 1)], smalls[strip * (tile + 1)];  // dt + bias and e^−|dt + bias|
+  Vec<T> bias[many];
+  LAVAGNA_UNROLL
+  for (int i = 0; i < many; ++i) bias[i] = channels.get_or_zero(a.dt_bias, i);
+  alignas(LAVAGNA_VECTOR_BYTES) T raws[tile * many * lanes<T>];
+  alignas(LAVAGNA_VECTOR_BYTES) T quotients[tile * many * lanes<T>];  // s of softplus
   for (std::int64_t t = 0; t < tokens; ++t)
-    for (std::int64_t v = 0; v < count; ++v) {
-      const Channels<T> channels(block, v);
-      const std::int64_t at = v * pitch<T> + t * lanes<T>;
-      const Vec<T> raw = channels.get(dt.at(t)) + channels.get_or_zero(a.dt_bias);
-      store(raws + at, raw);
-      if (soft) store(smalls + at, exact_exp<T>(min<T>(raw, -raw)));
+    LAVAGNA_UNROLL
+    for (int i = 0; i < many; ++i) {
+      const Vec<T> raw = channels.get(dt.at(t), i) + bias[i];
+      store(raws + (t * many + i) * lanes<T>, raw);
+      if (soft) {
+        const Vec<T> w = decay.small(min<T>(raw, -raw));
+        store(quotients + (t * many + i) * lanes<T>, (w + w) / (T(2) + w));
+      }
     }
   for (std::int64_t t = 0; t < tokens; ++t)
-    for (std::int64_t v = 0; v < count; ++v) {
-      const std::int64_t at = v * pitch<T> + t * lanes<T>;
-      const Vec<T> raw = load(raws + at);
+    LAVAGNA_UNROLL
+    for (int i = 0; i < many; ++i) {
+      const Vec<T> raw = load(raws + (t * many + i) * lanes<T>);
       Vec<T> delta = raw, slope = splat(T(1));
       if (soft) {
-        const Vec<T> small = load(smalls + at);
-        delta = softplus<T>(raw, small);
-        const Vec<T> above = T(1) / (T(1) + small);
-        if (with_slope) slope = raw < 0 ? small * above : above;
+        const Vec<T> s = load(quotients + (t * many + i) * lanes<T>);
+        delta = softplus<T>(raw, s);
+        if (with_slope) slope = (raw < 0 ? s + s : T(2) - s) / (T(2) + s);
       }
       if (with_slope) slope = (delta < low) | (delta > high) ? Vec<T>{} : slope;
-      use(t, Channels<T>(block, v), at, min<T>(high, max<T>(low, delta)), slope);
+      use(t, i, min<T>(high, max<T>(low, delta)), slope);
     }
 }
 
@@ -47,33 +56,44 @@ template <class T>
 void prepare(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Block& block, T* delta, T* u,
              T* y) {
   const From<T> x(a.x, row);
-  const auto use = [&](std::int64_t t, const Channels<T>& channels, std::int64_t at, Vec<T> delta_t, Vec<T>)
-                       LAVAGNA_LAMBDA {
-    const Vec<T> x_t = channels.get(x.at(t));
-    store(delta + at, delta_t * log2_e<T>);
-    store(u + at, delta_t * x_t);
-    store(y + at, channels.get_or_zero(a.D) * x_t);
-  };
-  steps<false>(a, row, tokens, block, use);
+  in_vectors<T>(block, [&](const auto& channels, std::int64_t v) LAVAGNA_LAMBDA {
+    constexpr int many = std::remove_reference_t<decltype(channels)>::vectors;
+    Vec<T> skip[many];
+    LAVAGNA_UNROLL
+    for (int i = 0; i < many; ++i) skip[i] = channels.get_or_zero(a.D, i);
+    steps<false>(a, row, tokens, channels, [&](std::int64_t t, int i, Vec<T> delta_t, Vec<T>) LAVAGNA_LAMBDA {
+      const Vec<T> x_t = channels.get(x.at(t), i);
+      const std::int64_t at = (v + i) * pitch<T> + t * lanes<T>;
+      store(delta + at, delta_t * log2_e<T>);
+      store(u + at, delta_t * x_t);
+      store(y + at, skip[i] * x_t);
+    });
+  });
 }
 
 template <class T>
 void gate(const SelectiveScan<T>& a, std::int64_t row, std::int64_t tokens, const Block& block, const T* y) {
+  const Decay<T> decay;
   const From<T> z(a.z, row);
   T* const out = a.y + row * a.channels;
-  for (std::int64_t t = 0; t < tokens; ++t)
-    for (std::int64_t v = 0; v < vectors<T>(block); ++v) {
-      const Channels<T> channels(block, v);
-      Vec<T> y_t = load(y + v * pitch<T> + t * lanes<T>);
-      if (z.first != nullptr) {
-        const Vec<T> z_t = channels.get(z.at(t));
-        y_t *= z_t * sigmoid<T>(z_t);
+  in_vectors<T>(block, [&](const auto& channels, std::int64_t v) LAVAGNA_LAMBDA {
+    for (std::int64_t t = 0; t < tokens; ++t)
+      LAVAGNA_UNROLL
+      for (int i = 0; i < std::remove_reference_t<decltype(channels)>::vectors; ++i) {
+        Vec<T> y_t = load(y + (v + i) * pitch<T> + t * lanes<T>);
+        if (z.first != nullptr) {
+          const Vec<T> z_t = channels.get(z.at(t), i);
+          Vec<T> closed[] = {z_t * -log2_e<T>};
+          decay(closed);
+          y_t = y_t * z_t / (T(1) + closed[0]);
+        }
+        channels.put(out + t * a.channels, i, y_t);
       }
-      channels.put(out + t * a.channels, y_t);
-    }
+  });
 }
 
-// B or C of a block during a tile: [tile, padded N], or [vectors, padded N, lanes] where constant over time.
+// B or C of a block during a tile: rows of padded N, taken where they are if N needs no padding; or, where constant over
+// time, [vectors, padded N, lanes].
 template <class T>
 class Held {
  public:
@@ -89,16 +109,19 @@ class Held {
   }
   void take_tile(std::int64_t row, std::int64_t tokens) {
     if (!timed()) return;
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      const T* from = from_.data + (row + t) * from_.row + group_ * from_.group;
-      T* to = held_ + t * padded_;
-      for (std::int64_t n = 0; n < states_; ++n) to[n] = from[n];
-      for (std::int64_t n = states_; n < padded_; ++n) to[n] = T(0);
-    }
+    tile_ = from_.data + row * from_.row + group_ * from_.group;
+    step_ = from_.row;
+    if (states_ == padded_) return;
+    for (std::int64_t t = 0; t < tokens; ++t)
+      for (std::int64_t n = 0; n < padded_; ++n) held_[t * padded_ + n] = n < states_ ? tile_[t * step_ + n] : T(0);
+    tile_ = held_;
+    step_ = padded_;
   }
+  // From one token to the next.
+  std::int64_t step() const { return step_; }
   // Where the tile's numbers for states from n on lie, for vector v.
   const T* at(std::int64_t v, std::int64_t n) const {
-    return timed() ? held_ + n : held_ + (v * padded_ + n) * lanes<T>;
+    return timed() ? tile_ + n : held_ + (v * padded_ + n) * lanes<T>;
   }
 
  private:
@@ -107,11 +130,13 @@ class Held {
   std::int64_t padded_;
   std::int64_t group_ = 0;
   T* held_;
+  const T* tile_ = nullptr;
+  std::int64_t step_ = 0;
 };
 
 template <bool timed, class T>
-LAVAGNA_INLINE Vec<T> coefficient(const T* held, std::int64_t token, std::int64_t padded, int n) {
-  if constexpr (timed) return splat(held[token * padded + n]);
+LAVAGNA_INLINE Vec<T> coefficient(const T* held, std::int64_t token, std::int64_t step, int n) {
+  if constexpr (timed) return splat(held[token * step + n]);
   return load(held + n * lanes<T>);
 }
 
