@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 install: $(INSTALLED)
 
 # torch comes first, and by its pinned version: without the pin pip may choose another build of it.
-$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/*)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Lavagna needs Python 3.11 or newer, and $(PYTHON) is %d.%d; set PYTHON=..." % v[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch scikit-build-core nanobind cmake ninja

@@ -2,11 +2,11 @@
 
 #include <nanobind/nanobind.h>
 
-#include "../core/program.h"
-
 #include <chrono>
 #include <cstdint>
 #include <thread>
+
+#include "program.h"
 
 namespace nb = nanobind;
 

@@ -29,8 +29,10 @@ NB_MODULE(_native, module) {
   module.def("choose_instruction_set", &choose_instruction_set, nb::arg("index"),
              "Run kernels on this one of instruction_sets().");
 
-  module.def("set_openmp", &set_openmp, nb::arg("parallel"), nb::arg("thread_number"),
-             "Addresses of GOMP_parallel and omp_get_thread_num in the OpenMP runtime that torch has loaded.");
+  module.def("set_openmp", &set_openmp, nb::arg("parallel"), nb::arg("thread_number"), nb::arg("thread_count"),
+             "Addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads in torch's OpenMP runtime.");
+
+  module.def("use_one_thread", &use_one_thread, "Run kernels on the calling thread alone from now on.");
 
   module.def("gather_pages", &gather_pages, nb::arg("address"), nb::arg("bytes"), Unlocked(),
              "Ask the system to hold these bytes in large pages.");

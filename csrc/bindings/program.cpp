@@ -1,6 +1,19 @@
-#include "../core/program.h"
+#include "program.h"
 
 #include "bindings.h"
+
+namespace lavagna {
+namespace {
+
+thread_local Program* current = nullptr;
+
+}  // namespace
+
+Program* Program::recorded() { return current; }
+
+void Program::record(Program* program) { current = program; }
+
+}  // namespace lavagna
 
 void bind_program(nb::module_& module) {
   using namespace lavagna;

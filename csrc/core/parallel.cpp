@@ -5,9 +5,6 @@
 #include <cstdlib>
 #include <new>
 
-#if defined(__unix__) || defined(__APPLE__)
-#include <pthread.h>
-#endif
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
@@ -16,11 +13,12 @@ namespace lavagna {
 namespace {
 
 using GompParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
-using ThreadNumber = int (*)();
+using Number = int (*)();
 
 GompParallel gomp_parallel = nullptr;
-ThreadNumber thread_number = nullptr;
-bool forked = false;
+Number thread_number = nullptr;
+Number thread_count = nullptr;
+bool alone = false;
 
 // Numbers too small to be normal become 0 inside kernels of the wider sets: a state that fades would else end in them,
 // and some processors take a hundred cycles for each. The caller's setting comes back.
@@ -49,27 +47,29 @@ struct Team {
 
 void work(void* pointer) {
   const Team& team = *static_cast<const Team*>(pointer);
-  const int thread = thread_number();
-  const std::int64_t begin = team.tasks * thread / team.threads;
-  const std::int64_t end = team.tasks * (thread + 1) / team.threads;
-  if (begin == end) return;
   [[maybe_unused]] const FlushToZero guard;
-  team.body(team.arguments, begin, end, thread);
+  // The runtime may grant fewer threads than it was asked for (OMP_DYNAMIC, OMP_THREAD_LIMIT): each then takes the
+  // ranges of several.
+  const int granted = thread_count();
+  for (int thread = thread_number(); thread < team.threads; thread += granted) {
+    const std::int64_t begin = team.tasks * thread / team.threads;
+    const std::int64_t end = team.tasks * (thread + 1) / team.threads;
+    if (begin < end) team.body(team.arguments, begin, end, thread);
+  }
 }
 
 }  // namespace
 
-void set_openmp(std::uintptr_t parallel, std::uintptr_t number) {
+void set_openmp(std::uintptr_t parallel, std::uintptr_t number, std::uintptr_t count) {
   gomp_parallel = reinterpret_cast<GompParallel>(parallel);
-  thread_number = reinterpret_cast<ThreadNumber>(number);
-#if defined(__unix__) || defined(__APPLE__)
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
-  (void)registered;
-#endif
+  thread_number = reinterpret_cast<Number>(number);
+  thread_count = reinterpret_cast<Number>(count);
 }
 
+void use_one_thread() { alone = true; }
+
 int team(int threads, std::int64_t tasks) {
-  return threads < 2 || tasks < 2 || gomp_parallel == nullptr || forked ? 1 : threads;
+  return threads < 2 || tasks < 2 || gomp_parallel == nullptr || alone ? 1 : threads;
 }
 
 void parallel(int threads, std::int64_t tasks, Body body, const void* arguments) {

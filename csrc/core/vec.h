@@ -91,6 +91,7 @@ LAVAGNA_INLINE void store_part(T* to, Vec<T> v, int count) {
   std::memcpy(to, &v, count * sizeof(T));
 }
 
+// Of a number and NaN, both give the second operand: what may be NaN stands there, so that it comes out.
 template <class T>
 LAVAGNA_INLINE Vec<T> max(Vec<T> a, Vec<T> b) {
   return a > b ? a : b;
@@ -250,7 +251,7 @@ LAVAGNA_INLINE Vec<T> times_power(Vec<T> p, Vec<T> shifted) {
 template <class T, bool fine>
 LAVAGNA_INLINE Vec<T> any_exp2(Vec<T> x) {
   const Vec<T> floor = splat<T>(Number<T>::lowest_exponent);
-  const Vec<T> clamped = max<T>(x, floor);
+  const Vec<T> clamped = max<T>(floor, x);
   const Vec<T> shifted = clamped + Number<T>::round;
   const Vec<T> fraction = clamped - (shifted - Number<T>::round);
   const Vec<T> power = times_power<T>(exp2_of_fraction<fine>(fraction), shifted);
@@ -286,7 +287,7 @@ LAVAGNA_INLINE Vec<T> exact_exp(Vec<T> x) {
   constexpr T head = sizeof(T) == 4 ? T(0.693359375) : T(0.6931471803691238);  // 10 and 32 binary digits
   constexpr T tail = sizeof(T) == 4 ? T(-2.12194440054690583e-4) : T(1.90821492927058770002e-10);
   const Vec<T> floor = splat<T>(Number<T>::lowest_exponent * ln_2<T>);
-  const Vec<T> clamped = max<T>(x, floor);
+  const Vec<T> clamped = max<T>(floor, x);
   const Vec<T> shifted = clamped * log2_e<T> + Number<T>::round;
   const Vec<T> n = shifted - Number<T>::round;
   const Vec<T> rest = (clamped - n * head) - n * tail;
@@ -299,7 +300,7 @@ LAVAGNA_INLINE Vec<T> exact_exp(Vec<T> x) {
 template <class T>
 LAVAGNA_INLINE Vec<T> sigmoid(Vec<T> x) {
   const Vec<T> lowest = splat<T>(Number<T>::lowest_exponent);
-  const Vec<T> exponent = min<T>(max<T>(x * -log2_e<T>, lowest), splat<T>(Number<T>::bias));
+  const Vec<T> exponent = min<T>(splat<T>(Number<T>::bias), max<T>(lowest, x * -log2_e<T>));
   const Vec<T> shifted = exponent + Number<T>::round;
   const Vec<T> fraction = exponent - (shifted - Number<T>::round);
   return T(1) / (T(1) + times_power<T>(exp2_of_fraction<>(fraction), shifted));
@@ -327,7 +328,7 @@ LAVAGNA_INLINE VecD rest_of_artanh(VecD square) {
 template <class T>
 LAVAGNA_INLINE Vec<T> softplus(Vec<T> x, Vec<T> s) {
   const Vec<T> square = s * s;
-  return max<T>(x, Vec<T>{}) + (rest_of_artanh(square) * square * s + s);
+  return max<T>(Vec<T>{}, x) + (rest_of_artanh(square) * square * s + s);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ struct Decay {
   template <int many>
   LAVAGNA_INLINE void operator()(Vec<T> (&x)[many]) const {
     LAVAGNA_UNROLL
-    for (int i = 0; i < many; ++i) x[i] = exp2<true>(min<T>(x[i], splat<T>(Number<T>::bias)));
+    for (int i = 0; i < many; ++i) x[i] = exp2<true>(min<T>(splat<T>(Number<T>::bias), x[i]));
   }
   LAVAGNA_INLINE Vec<T> small(Vec<T> x) const { return exact_exp<T>(x); }
 };
@@ -64,7 +64,7 @@ struct Decay<float> {
 
   // The same with n ln 2 taken from x in two parts, the first of which has so few digits that its product is exact.
   LAVAGNA_INLINE VecF small(VecF x) const {
-    x = max<float>(x, splat(-150.0f));
+    x = max<float>(splat(-150.0f), x);
     const VecF shifted = x * log2_e<float> + round;
     const VecF n = shifted - round;
     const VecF f = (x - n * 0.693359375f) - n * -2.12194440054690583e-4f;
@@ -76,7 +76,7 @@ struct Decay<float> {
 // A in exponents: bounded, so that no product with it is infinite.
 template <class T>
 LAVAGNA_INLINE Vec<T> bounded(Vec<T> A) {
-  return max<T>(A, splat<T>(T(-1e18)));
+  return max<T>(splat<T>(T(-1e18)), A);
 }
 
 }  // namespace

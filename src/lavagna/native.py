@@ -84,11 +84,26 @@ def module() -> ModuleType:
     addresses = _torch_openmp()
     if addresses is not None:
         loaded.set_openmp(*addresses)
+    if _forked:
+        loaded.use_one_thread()
     return loaded
 
 
-def _torch_openmp() -> tuple[int, int] | None:
-    """Addresses of GOMP_parallel and omp_get_thread_num in the OpenMP runtime that torch has loaded.
+def _in_child() -> None:
+    """In the child of a fork torch's threads are gone, whoever used them, and its runtime does not know."""
+    global _forked
+    _forked = True
+    if _loaded is not None and _loaded.module is not None:
+        _loaded.module.use_one_thread()
+
+
+_forked = False
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _torch_openmp() -> tuple[int, int, int] | None:
+    """Addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads in the runtime that torch has loaded.
 
     They are looked up where torch's library finds them, whatever name its wheel gave to the runtime. None where it
     has another kind of runtime: kernels then run on one thread.
@@ -99,11 +114,11 @@ def _torch_openmp() -> tuple[int, int] | None:
 
     library = ctypes.CDLL(torch._C.__file__)
     try:
-        functions = (library.GOMP_parallel, library.omp_get_thread_num)
+        functions = (library.GOMP_parallel, library.omp_get_thread_num, library.omp_get_num_threads)
     except AttributeError:
         return None
-    first, second = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
-    return (first, second) if first and second else None
+    parallel, number, count = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+    return (parallel, number, count) if parallel and number and count else None
 
 
 def _not_built() -> str:

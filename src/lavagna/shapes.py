@@ -74,6 +74,16 @@ class Dims:
                 return pattern
         raise ShapeError(f"{self.caller}: {name} must have shape {self._expected(patterns)}, got {list(shape)}")
 
+    def at_least_one(self, *letters: str) -> None:
+        """Refuse empty dimensions.
+
+        Raises:
+            ShapeError: one of these letters has size 0.
+        """
+        for letter in letters:
+            if self.sizes[letter] < 1:
+                raise ShapeError(f"{self.caller}: {letter} must be at least 1, got {letter}=0")
+
     def _match(self, letters: tuple[str | int, ...], shape: Sequence[int]) -> dict[str, int] | None:
         if len(letters) != len(shape):
             return None

@@ -14,6 +14,7 @@ from lavagna.generation import Sampling, read, stream
 from lavagna.generation.stepping import Stepper
 from lavagna.mixers.registry import MIXERS
 from lavagna.models import LanguageModel
+from lavagna.ops.dispatch import automatic
 from lavagna.ops.tree import leaves
 from tests.support.models import LAYERS, make_model
 
@@ -33,7 +34,7 @@ def test_steps_give_the_bits_of_the_model(layers: str, dtype: torch.dtype, posit
     model = make_model(layers, dtype=dtype, position=position, **places)
     reading = reading_of(model)
     before = [leaf.clone() for leaf in leaves(reading.state)]
-    stepper, state = Stepper(model, reading.state, {}), reading.state
+    stepper, state = Stepper(model, reading.state), reading.state
     for step in range(6):
         tokens = torch.tensor([7 * step, 250 - step])
         taken = stepper(tokens)
@@ -56,7 +57,7 @@ def test_layers_of_a_fixed_state_are_played() -> None:
 
     for block in model.stack():
         block.mixer.mix = noted(block.mixer)  # type: ignore[method-assign]
-    stepper = Stepper(model, reading_of(model).state, {})
+    stepper = Stepper(model, reading_of(model).state)
     calls.clear()
     for _ in range(10):
         stepper(torch.tensor([1, 2]))
@@ -123,14 +124,44 @@ def test_inference_mode_may_end_between_steps() -> None:
     assert tokens == [new for _, new, _ in whole]
 
 
-def test_parameters_may_be_replaced_between_streams() -> None:
-    model = make_model("2*mamba")
-    greedy = Sampling(temperature=0)
-    list(stream(model, reading_of(model), max_tokens=5, sampling=greedy))
+def negated(model: LanguageModel) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(-1)
-    expected = make_model("2*mamba")
-    expected.load_state_dict(model.state_dict())
-    new = [tokens for _, tokens, _ in stream(model, reading_of(model), max_tokens=5, sampling=greedy)]
-    assert new == [tokens for _, tokens, _ in stream(expected, reading_of(expected), max_tokens=5, sampling=greedy)]
+
+
+def reassigned(model: LanguageModel) -> None:
+    model.load_state_dict({name: -t for name, t in model.state_dict().items()}, assign=True)
+
+
+def moved(model: LanguageModel) -> None:
+    for parameter in model.parameters():
+        parameter.data = -parameter.data
+
+
+@pytest.mark.parametrize("layers", ["2*mamba", "gated_deltanet+attention"])
+@pytest.mark.parametrize("change", [negated, reassigned, moved, LanguageModel.double, LanguageModel.bfloat16])
+@torch.no_grad()
+def test_parameters_may_change_between_steps(layers: str, change: Any) -> None:
+    model = make_model(layers, tied=False)
+    stepper, state = Stepper(model, reading_of(model).state), reading_of(model).state
+    for step in range(9):
+        if step == 4:
+            change(model)
+            [torch.full((1 << 18,), float("nan")) for _ in range(20)]  # where the old ones were
+        tokens = torch.tensor([step, step + 1])
+        taken = stepper(tokens)
+        hidden, state = model.hidden(tokens[:, None], state=state)
+        torch.testing.assert_close(taken.logits, model.head(hidden[:, -1]), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_the_choice_of_an_implementation_may_change_between_steps() -> None:
+    model = make_model("2*mamba")
+    stepper, state = Stepper(model, reading_of(model).state), reading_of(model).state
+    for step, impl in enumerate(["auto"] * 4 + ["torch"] * 4 + ["auto"] * 4):
+        tokens = torch.tensor([step, step + 1])
+        with automatic(impl):
+            taken = stepper(tokens)
+            hidden, state = model.hidden(tokens[:, None], state=state)
+            torch.testing.assert_close(taken.logits, model.head(hidden[:, -1]), rtol=0, atol=0)

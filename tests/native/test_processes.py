@@ -142,3 +142,23 @@ def test_a_forked_child_after_parallel_work_in_the_parent() -> None:
         """
     )
     assert printed == "done\n"
+
+
+def test_a_forked_child_that_is_the_first_to_call_a_kernel() -> None:
+    """The parent used torch's threads and no kernel of ours: they are gone in the child all the same."""
+    printed = prints(
+        """
+        import os
+        a = torch.randn(400, 400)
+        a @ a
+        child = os.fork()
+        if child == 0:
+            module, numbers, sums = native.module(), torch.zeros(4096), torch.zeros(64)
+            module.limits_exponentials(2, numbers.data_ptr(), numbers.numel(), 2, sums.data_ptr())
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        print("done")
+        """,
+    )
+    assert printed == "done\n"

@@ -25,25 +25,25 @@ class Stepper:
     Layers whose state has a fixed size are recorded in the first step, checked in the second, and played from then on;
     so are the final norm and the head. Layers with a growing cache, and all on other devices, are computed each time.
 
+    Recordings are made anew after a parameter, the model's mode, autocast or the choice of implementations has changed.
+    Modules and their hooks must stay as they are.
+
     Args:
-        model: the language model; its parameters must not change.
+        model: the language model.
         state: after what was read; it stays as it is.
-        constants: what follows from parameters alone, kept by who makes several steppers.
     """
 
-    def __init__(self, model: LanguageModel, state: ModelState, constants: Constants) -> None:
+    def __init__(self, model: LanguageModel, state: ModelState) -> None:
         self._model = model
-        self._constants = constants
+        self._constants: Constants = {}
         self._taken = 0
         #: the whole state, where a model has a way of its own from tokens to hidden states
         self._whole = state if type(model).hidden is not LanguageModel.hidden else None
-        recordable = automatic_is_native() and model.embedding.weight.device.type == "cpu" and not _hooked(model)
-        self._layers = [
-            _Layer(block, before, recordable and fixed(before))
-            for block, before in zip(model.stack(), state.layers, strict=True)
-        ]
+        self._layers = [_Layer(block, before) for block, before in zip(model.stack(), state.layers, strict=True)]
         self._seen = state.seen
-        self._last = _Layer(self._leave, None, recordable)
+        self._last = _Layer(self._leave, None)
+        self._parameters = [(m._parameters, name) for m in model.modules() for name in m._parameters]
+        self._facts: list[Any] = []
 
     def __call__(self, tokens: Tensor) -> Reading:
         """Read tokens, int64 [B].
@@ -57,11 +57,29 @@ class Stepper:
             if self._whole is not None:
                 hidden, self._whole = self._model.hidden(tokens[:, None], state=self._whole)
                 return Reading(self._whole, self._model.head(hidden[:, -1]))
+            self._look()
             x, self._seen = self._model.enter(tokens[:, None], self._seen)
             for layer in self._layers:
                 x = layer(x)
             logits = self._last(x).clone()
         return Reading(_Passing(self, self._taken), logits)
+
+    def _look(self) -> None:
+        """Forget recordings and constants that are no longer right."""
+        facts = self._what_decides()
+        if facts == self._facts:
+            return
+        self._constants.clear()
+        self._facts = facts
+        recordable = automatic_is_native() and self._model.embedding.weight.device.type == "cpu"
+        recordable = recordable and not _hooked(self._model)
+        for layer in (*self._layers, self._last):
+            layer.begin(recordable)
+
+    def _what_decides(self) -> list[Any]:
+        parameters = (held[name] for held, name in self._parameters)
+        marks = [None if p is None else (p.data_ptr(), p.dtype, _version(p)) for p in parameters]
+        return [*marks, automatic_is_native(), self._model.training, torch.is_autocast_enabled("cpu")]
 
     def _leave(self, x: Tensor, state: None, cu_seqlens: None) -> tuple[Tensor, None]:
         return self._model.head(self._model.final_norm(x)[:, -1]), None
@@ -90,6 +108,10 @@ class _Passing(ModelState):
         return self._now()._seen
 
 
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # what changes an inference tensor is not counted
+
+
 def _hooked(model: nn.Module) -> bool:
     """Whether somebody wants to see the modules being called, which a recording does not do."""
     hooks = ("_forward_hooks", "_forward_pre_hooks")
@@ -103,10 +125,14 @@ class _Layer:
     agree, all others are played.
     """
 
-    def __init__(self, function: Callable[..., tuple[Tensor, Any]], state: Any, recordable: bool) -> None:
+    def __init__(self, function: Callable[..., tuple[Tensor, Any]], state: Any) -> None:
         self._function = function
         self.state = state
-        self._next = self._record if recordable else self._compute
+        self._next = self._compute
+
+    def begin(self, recordable: bool) -> None:
+        """Record the next call, if that may be done."""
+        self._next = self._record if recordable and fixed(self.state) else self._compute
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._next(x)

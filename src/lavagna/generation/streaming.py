@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..models import LanguageModel
-from ..ops.constants import Constants
 from .reading import Reading, read
 from .sampling import Sampler, Sampling
 from .stepping import Stepper
@@ -62,8 +61,7 @@ def stream(
     device = model.embedding.weight.device
     if max_tokens:
         model.gather_pages()
-    constants: Constants = {}
-    stepper = Stepper(model, reading.state, constants)
+    stepper = Stepper(model, reading.state)
     for _ in range(max_tokens):
         tokens = sampler(reading.logits[:, :choices], rows)
         reading = stepper(tokens.to(device))
@@ -79,7 +77,7 @@ def stream(
         if len(alive) < len(rows):
             rows = [rows[i] for i in alive]
             reading = reading.reorder(torch.tensor(alive, device=device))
-            stepper = Stepper(model, reading.state, constants)
+            stepper = Stepper(model, reading.state)
 
 
 def generate(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import native
 from ..errors import BackendError, InputError, ShapeError, unknown_name
@@ -72,7 +73,20 @@ def automatic(impl: str) -> Iterator[None]:
 
 def automatic_is_native() -> bool:
     """Whether what is left open may run on the native kernels."""
-    return _automatic in ("auto", "cpu") and native.available()
+    return _automatic in ("auto", "cpu") and native.available() and not differentiated_forward()
+
+
+def differentiated_forward() -> bool:
+    """Whether torch is asked for derivatives beside the values or by a transform: native operators have neither."""
+    if forward_ad._current_level >= 0:
+        return True
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    return interpreter is not None and interpreter.key() in _TRANSFORMS
+
+
+# torch.compile takes what it returns for a constant: it could not follow it.
+differentiated_forward._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_TRANSFORMS = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 
 class Result(NamedTuple):
@@ -204,6 +218,8 @@ class Table:
         if call is not None:
             if row.impl == "cpu" and call.device.type != "cpu":
                 found.append(f"its tensors are on {call.device}, not on the CPU")
+            if row.impl == "cpu" and differentiated_forward():
+                found.append("it has derivatives for backward alone, not forward ones or those of torch.func")
             found += row.refuses(call)
         return found
 
@@ -297,7 +313,12 @@ class Table:
         @wraps(function)
         def operator(*args: _P.args, **kwargs: _P.kwargs) -> Result:
             # Autocast concerns some implementations.
-            if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+            if (
+                torch.is_grad_enabled()
+                or torch.is_autocast_enabled("cpu")
+                or torch.compiler.is_compiling()
+                or differentiated_forward()
+            ):
                 return function(*args, **kwargs)
             values = (*args, *kwargs.values())
             kinds = (*map(type, values), *kwargs)

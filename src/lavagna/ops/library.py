@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 
 from .. import native
 from ..errors import BackendError
@@ -64,6 +65,8 @@ def define(
         save: (ctx, inputs, output), keeps what `backward` needs.
     """
     name = schema[: schema.index("(")]
+    if "!" in schema:
+        run = _overwriting(run, schema.count("!"))
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, run, "CPU")
     torch.library.register_fake(f"lavagna::{name}", fake, lib=_LIBRARY)
@@ -73,15 +76,48 @@ def define(
 
     operator = getattr(torch.ops.lavagna, name).default
     RUNS[operator] = run
-    if "!" not in schema:  # torch takes no formula for an operator that writes on its arguments
-        _LIBRARY.impl(name, _differentiable(operator, backward or refuse, save), "Autograd", with_keyset=True)
+    if "!" not in schema:
+        formula = _differentiable(operator, backward or refuse, save)
+    else:  # torch takes no formula for an operator that writes on its arguments
+        formula = _undifferentiable(operator)
+    _LIBRARY.impl(name, formula, "Autograd", with_keyset=True)
 
     def call(*arguments: Any) -> Any:
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or not _unobserved(arguments):
             return operator(*arguments)
-        return run(*arguments)
+        try:
+            return run(*arguments)
+        except RuntimeError:
+            if any(isinstance(a, Tensor) and is_legacy_batchedtensor(a) for a in arguments):
+                return operator(*arguments)  # gradients in batches: it has no memory that a kernel could read
+            raise
 
     return call
+
+
+def _overwriting(run: Callable[..., Any], states: int) -> Callable[..., Any]:
+    """`run`, which writes on its first arguments: torch is told, so that it refuses gradients of what was there."""
+
+    def told(*arguments: Any) -> Any:
+        result = run(*arguments)
+        torch.autograd.graph.increment_version([t for t in arguments[:states] if t is not None])
+        return result
+
+    return told
+
+
+def _undifferentiable(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def run(keys: Any, *arguments: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            raise BackendError(f"{operator} overwrites its state: expected inputs that do not require gradients")
+        return _below_autograd(operator, keys, arguments)
+
+    return run
+
+
+def _below_autograd(operator: Any, keys: Any, arguments: tuple[Any, ...]) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
 def _differentiable(
@@ -92,14 +128,10 @@ def _differentiable(
     The latter looks up each argument's default in the schema, each time, which takes as long as a small kernel.
     """
 
-    def below(keys: Any, *arguments: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)  # type: ignore[attr-defined]
-
     class Formula(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, keys: Any, *arguments: Any) -> Any:
-            results = below(keys, *arguments)
+            results = _below_autograd(operator, keys, arguments)
             if save is not None:
                 save(ctx, arguments, results)
             return results
@@ -113,7 +145,7 @@ def _differentiable(
     def run(keys: Any, *arguments: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             return formula(keys, *arguments)
-        return below(keys, *arguments)
+        return _below_autograd(operator, keys, arguments)
 
     return run
 
@@ -124,14 +156,17 @@ _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), bool, int, float})
 def _unobserved(arguments: tuple[Any, ...]) -> bool:
     """Whether torch would hand this call to its kernel and do nothing else: its way there takes longer than a step.
 
-    No mode, transform, trace or profile wants to see it, and no argument is a tensor of another kind.
+    No mode, transform, trace or profile wants to see it, and no argument is a tensor of another kind, or one whose
+    memory holds the negative of its numbers.
     """
-    return _PLAIN.issuperset(map(type, arguments)) and not (
+    if not _PLAIN.issuperset(map(type, arguments)) or (
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
         or torch._C._autograd._profiler_enabled()
-    )
+    ):
+        return False
+    return not any(argument.is_neg() for argument in arguments if isinstance(argument, Tensor))
 
 
 _thread = local()
@@ -223,4 +258,4 @@ def untouched(*tensors: Tensor) -> None:
 
 def boundaries(bounds: list[int] | None) -> Tensor | None:
     """Boundaries of packed sequences as kernels read them."""
-    return None if bounds is None else torch.tensor(bounds, dtype=torch.int64)
+    return None if bounds is None else torch.tensor(bounds, dtype=torch.int64, device="cpu")

@@ -132,7 +132,7 @@ class _Listener(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Callable[[], Any]] = []
-        self.alive: list[Any] = []
+        self.alive: list[Any] = []  # memory whose addresses kernels were handed, whoever held it
         self._program: Any = None  # the last one
         self._end = -1  # the number of calls when it began: it goes on while there are no others
         self._outer: list[Any] = []  # it listens inside itself too
@@ -164,12 +164,12 @@ class _Listener(TorchDispatchMode):
         if run is not None:
             with self:
                 result = run(*args, **kwargs)
-            self.alive += [args, result]
+            self._hold(args, result)
             return result
         if any(tag in func.tags for tag in _UNKNOWN):
             raise BackendError(f"a step that asks for {func} cannot be played again")
         result = func(*args, **kwargs)
-        self.alive += [args, kwargs, result]
+        self._hold(args, result)
         if not all(isinstance(r, Tensor) for r in _each(result)):
             raise BackendError(f"a step that asks for {func} cannot be played again")
         if func._schema.is_mutable:
@@ -183,6 +183,10 @@ class _Listener(TorchDispatchMode):
             else:
                 self._add(_again(func, args, kwargs, result))
         return result
+
+    def _hold(self, args: Any, result: Any) -> None:
+        tensors = [t for t in (*args, *_each(result)) if isinstance(t, Tensor)]
+        self.alive += [t.untyped_storage() for t in tensors if not t.is_meta]
 
     def _add(self, call: Callable[[], Any]) -> None:
         self.calls.append(call)

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import ShapeError
 from .constants import widened
-from .dispatch import automatic_is_native
+from .dispatch import automatic_is_native, device_of
 from .library import address, alike, define, kernel, rows
 
 __all__ = ["GATES", "rms_norm"]
@@ -45,6 +46,9 @@ def rms_norm(
     Returns:
         y of x's shape and dtype.
 
+    Raises:
+        ShapeError: shapes, dtypes or devices do not fit.
+
     Numerics:
         In x's dtype. On the native kernels the weight's gradient is summed in an order that depends on the number of
         rows alone.
@@ -52,6 +56,7 @@ def rms_norm(
     Source:
         Zhang & Sennrich 2019; with the gate behind it as in RetNet (Sun et al. 2023), before it as in Mamba-2.
     """
+    _check(x, weight, gate)
     weight = widened(weight, x.dtype)
     gate = None if gate is None else gate.to(x.dtype)
     if x.device.type == "cpu" and x.numel() and automatic_is_native():
@@ -61,6 +66,22 @@ def rms_norm(
         x = x * factor
     y = F.rms_norm(x, (x.shape[-1],), eps=eps) * weight
     return y if factor is None or gate_first else y * factor
+
+
+def _check(x: Tensor, weight: Tensor, gate: Tensor | None) -> None:
+    if x.dtype not in (torch.float32, torch.float64):
+        raise ShapeError(f"rms_norm: x must be float32 or float64, got {x.dtype}")
+    if weight.ndim not in (1, 2) or weight.shape != x.shape[-weight.ndim :]:
+        raise ShapeError(
+            f"rms_norm: weight must be [N] or [heads, N] as x ends, got {list(weight.shape)} for x {list(x.shape)}"
+        )
+    if weight.device != x.device:
+        device_of("rms_norm", x=x, weight=weight)
+    if gate is not None:
+        if gate.shape != x.shape:
+            raise ShapeError(f"rms_norm: gate must have the shape of x, {list(x.shape)}, got {list(gate.shape)}")
+        if gate.device != x.device:
+            device_of("rms_norm", x=x, gate=gate)
 
 
 def _as_rows(x: Tensor, weight: Tensor) -> tuple[Tensor, int]:

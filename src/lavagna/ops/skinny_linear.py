@@ -56,7 +56,7 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and weight.is_contiguous()
         and x.dtype is dtype
         and (dtype is torch.float32 or dtype is torch.bfloat16)
-        and (bias is None or bias.dtype is dtype)
+        and (bias is None or (bias.dtype is dtype and bias.is_cpu and bias.shape == weight.shape[:1]))
         and x.is_cpu
         and weight.is_cpu
         and weight.ndim == 2

@@ -88,7 +88,8 @@ def gated_delta(
     if log_decay is not None:
         dims.bind("log_decay", log_decay, "HV", "B T HV", "B T HV K")
         log_decay = log_decay.expand(dims["B"], dims["T"], -1) if log_decay.ndim == 1 else log_decay
-    if dims["H"] < 1 or dims["HV"] % dims["H"]:
+    dims.at_least_one("H", "HV", "K", "V")
+    if dims["HV"] % dims["H"]:
         raise ShapeError(
             f"gated_delta: v must have a multiple of the H={dims['H']} heads of q and k, got HV={dims['HV']}"
         )

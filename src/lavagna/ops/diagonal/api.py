@@ -87,6 +87,7 @@ def diagonal_ssm(
     complex_names = ("A", "B", "C", "state") if A.is_complex() else ()  # beside a real A all is real
     dtype = common_dtype("diagonal_ssm", complex_names, x=x, dt=dt, A=A, B=B, C=C, D=D, state=state)
     check_count("diagonal_ssm", "chunk_size", chunk_size)
+    dims.at_least_one("D", "N")
     bounds = None if cu_seqlens is None else check_cu_seqlens("diagonal_ssm", cu_seqlens, dims["B"], dims["T"])
     rows = dims["B"] if bounds is None else len(bounds) - 1
     if A.is_complex():

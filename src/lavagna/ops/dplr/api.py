@@ -85,6 +85,7 @@ def generalized_delta(
     dims.bind("b", b, "B T H K")
     dims.bind("log_decay", log_decay, "B T H K")
     check_count("generalized_delta", "chunk_size", chunk_size, power_of_two=True)
+    dims.at_least_one("H", "K", "V")
     bounds = None if cu_seqlens is None else check_cu_seqlens("generalized_delta", cu_seqlens, dims["B"], dims["T"])
     rows = dims["B"] if bounds is None else len(bounds) - 1
     if state is not None:

@@ -97,8 +97,9 @@ def gated_linear(
     dims.bind("q", q, "B T H K")
     dims.bind("k", k, "B T H K")
     dims.bind("v", v, "B T HV V")
+    dims.at_least_one("H", "HV", "K", "V")
     B, T, H, HV, K, V = (dims[letter] for letter in ("B", "T", "H", "HV", "K", "V"))
-    if H == 0 or HV % H:
+    if HV % H:
         raise ShapeError(f"gated_linear: v must have a multiple of H={H} heads, got HV={HV}")
     if log_decay is not None:
         dims.bind("log_decay", log_decay, "HV", "B T HV", "B T HV K")

@@ -203,7 +203,7 @@ def _run_backward(
     d_o: Tensor,
     d_S: Tensor | None,
     d_z: Tensor | None,
-    o: Tensor,
+    o: Tensor | None,
     weight: Tensor,
     kept: Tensor,
     q: Tensor,
@@ -246,7 +246,7 @@ def _shapes_of_backward(
     d_o: Tensor,
     d_S: Tensor | None,
     d_z: Tensor | None,
-    o: Tensor,
+    o: Tensor | None,
     weight: Tensor,
     kept: Tensor,
     q: Tensor,
@@ -274,7 +274,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     o, _, _, weight, kept = output
     ctx.mark_non_differentiable(weight, kept)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, o, weight, kept)
+    normalizer = tensors[6] is not None
+    ctx.save_for_backward(*tensors, o if normalizer else None, weight, kept)  # nothing else is made of the output
 
 
 def _differentiate(
@@ -285,7 +286,7 @@ def _differentiate(
     if kept.shape[0] == 0:  # nobody had said that a gradient would be asked for
         kept = _forward(q, k, v, log_decay, bonus, S, z, bounds, ctx.scale, ctx.size, True)[4]
     if d_o is None:
-        d_o = torch.zeros_like(o)
+        d_o = torch.zeros_like(v)
     dq, dk, dv, d_log_decay, d_bonus, d_S, d_z = _backward(
         *(d_o, d_S, d_z, o, weight, kept, q, k, v, log_decay, bonus),
         *(S.shape[0], normalizer, bounds, ctx.scale),
@@ -306,7 +307,7 @@ _forward = define(
     save=_save,
 )
 _backward = define(
-    "gated_linear_backward(Tensor d_o, Tensor? d_S, Tensor? d_z, Tensor o, Tensor weight, Tensor kept,"
+    "gated_linear_backward(Tensor d_o, Tensor? d_S, Tensor? d_z, Tensor? o, Tensor weight, Tensor kept,"
     f" {_TIMED}, int sequences, bool normalizer, Tensor? bounds, float scale)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _run_backward,

@@ -91,6 +91,7 @@ def selective_scan(
     dims.bind("x", x, "B T D")
     dims.bind("dt", dt, "B T D")
     dims.bind("A", A, "D N")
+    dims.at_least_one("D", "N")
     for name, coefficient in (("B", B), ("C", C)):
         pattern = dims.bind(name, coefficient, "B T N", "B T G N", "D N")
         if "G" in pattern and (dims["G"] < 1 or dims["D"] % dims["G"]):

@@ -82,6 +82,7 @@ def attention(
     dims.bind("q", q, "B T H K")
     dims.bind("k", k, "B T G K")
     dims.bind("v", v, "B T G V")
+    dims.at_least_one("K")
     B, T, H, G = (dims[letter] for letter in "BTHG")
     if G == 0 or H % G:
         raise ShapeError(f"attention: heads of q must be a multiple of the {G} of k and v, got {H}")
