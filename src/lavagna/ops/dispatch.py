@@ -327,7 +327,10 @@ class Table:
                 known = self._plans[kinds] = Plans(kinds)
             if not known.usable:
                 return function(*args, **kwargs)
-            key = (_automatic, known.plain(values), *map(look, known.tensors(values)))
+            tensors = known.tensors(values)
+            if True in map(Tensor.is_neg, tensors):
+                return function(*args, **kwargs)
+            key = (_automatic, known.plain(values), *map(look, tensors))
             plan = known.plans.get(key)
             if plan is not None:
                 return plan(values)

@@ -12,6 +12,7 @@ zeros where none was given), of one with an argument that is neither a tensor no
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import Parameter, signature
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .constants import widened
+from .library import calling, observed
 
 __all__ = ["Plan", "Plans", "look", "make_plan"]
 
@@ -81,18 +83,38 @@ def make_plan(
         return None
     if any(tensor.device.type != "cpu" for tensor in tensors.values()):
         return None  # elsewhere the device sets the pace, and has an autocast of its own
-    places = tuple((name, place[id(tensor)]) for name, tensor in tensors.items())
     casts = tuple((name, after[name].dtype) for name in tensors if after[name].dtype != before[name].dtype)
-    kept = tuple(cast for cast in casts if type(before[cast[0]]) is nn.Parameter)
-    fresh = tuple(cast for cast in casts if cast not in kept)
+    kept = tuple((place[id(before[name])], wide) for name, wide in casts if type(before[name]) is nn.Parameter)
+    fresh = tuple((place[id(before[name])], wide) for name, wide in casts if type(before[name]) is not nn.Parameter)
+
+    # What the function takes by place comes from the values and, behind them, the constants; handed over by name it
+    # would take twice as long.
+    ordered = [
+        name
+        for name, parameter in signature(function).parameters.items()
+        if parameter.kind is not Parameter.KEYWORD_ONLY
+    ]
+    extra = tuple(constants[name] for name in ordered if name in constants)
+    numbers = {name: len(values) + i for i, name in enumerate(name for name in ordered if name in constants)}
+    numbers |= {name: place[id(tensor)] for name, tensor in tensors.items()}
+    by_place = itemgetter(*(numbers[name] for name in ordered))
+    by_name = {name: value for name, value in constants.items() if name not in ordered}
+    named = tuple((name, place[id(tensor)]) for name, tensor in tensors.items() if name not in ordered)
 
     def plan(values: tuple[Any, ...]) -> Any:
-        given = {name: values[place] for name, place in places}
-        for name, wide in kept:
-            given[name] = widened(given[name], wide)
-        for name, wide in fresh:
-            given[name] = given[name].to(wide)
-        output, state = function(**given, **constants)
+        if casts:
+            wider = list(values)
+            for place, wide in kept:
+                wider[place] = widened(wider[place], wide)
+            for place, wide in fresh:
+                wider[place] = wider[place].to(wide)
+            values = tuple(wider)
+        given = {name: values[place] for name, place in named}
+        calling.direct = not observed()
+        try:
+            output, state = function(*by_place(values + extra), **given, **by_name)
+        finally:
+            calling.direct = False
         if output.dtype != dtype:
             output = output.to(dtype)
         return result(output, state if keeps else None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..chunk_length import chunk_length
-from ..library import address, alike, boundaries, define, kernel, rows, untouched, whole
+from ..library import address, alike, boundaries, define, kernel, nothing, rows, untouched, whole
 from ..overwriting import overwrites
 
 __all__ = ["chunk", "recurrent", "step_"]
@@ -154,7 +154,7 @@ def _shapes(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not keep:
-        return alike(v), alike(state), v.new_empty(0)
+        return alike(v), alike(state), nothing(v)
     segments = v.shape[0] * v.shape[1] // SEGMENT + state.shape[0]
     return alike(v), alike(state), state.new_empty(segments, *state.shape[1:])
 
@@ -199,7 +199,7 @@ def _shapes_of_backward(
     scale: float,
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    d_log_decay = q.new_empty(0) if log_decay is None else alike(log_decay)
+    d_log_decay = nothing(q) if log_decay is None else alike(log_decay)
     return alike(q), alike(k), alike(v), alike(beta), d_log_decay, alike(d_final)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..library import address, alike, boundaries, contiguous, define, kernel, rows, untouched, whole
+from ..library import address, alike, boundaries, contiguous, define, kernel, nothing, rows, untouched, whole
 from ..overwriting import overwrites
 from .normalizer import EPSILON, LinearState
 
@@ -188,8 +188,8 @@ def _shapes(
     size: int,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    final_z = S.new_empty(0) if z is None else alike(z)
-    weight = S.new_empty(0) if z is None else S.new_empty(v.shape[:3])
+    final_z = nothing(S) if z is None else alike(z)
+    weight = nothing(S) if z is None else S.new_empty(v.shape[:3])
     slots = 0
     if keep:
         tokens = _keep(q.shape[3])
@@ -348,7 +348,7 @@ def _run_steps(
     bounds: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    final_S, final_z = alike(S), S.new_empty(0) if z is None else alike(z)
+    final_S, final_z = alike(S), nothing(S) if z is None else alike(z)
     o = _take(q, k, v, log_decay, bonus, S.contiguous(), contiguous(z), bounds, scale, final_S, final_z)
     return o, final_S, final_z
 
@@ -364,7 +364,7 @@ def _shapes_of_steps(
     bounds: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return alike(v), alike(S), S.new_empty(0) if z is None else alike(z)
+    return alike(v), alike(S), nothing(S) if z is None else alike(z)
 
 
 #: the recurrent form where nothing is asked for but the result: to make the tensors of the other operator takes longer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import native
-from ..library import address, alike, boundaries, contiguous, define, kernel, rows, untouched, whole
+from ..library import address, alike, boundaries, contiguous, define, kernel, nothing, rows, untouched, whole
 from ..overwriting import overwrites
 from .layout import groups_of
 
@@ -93,7 +93,7 @@ def _shapes(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _kept(*arguments: Any) -> Tensor:
     x, _, A, B, C, _, _, _, state, *_, keep = arguments
     if not keep:
-        return x.new_empty(0)
+        return nothing(x)
     numbers = (x.shape[0] * x.shape[1], state.shape[0], *A.shape, groups_of(B, C))
     return x.new_empty(native.module().selective_scan_kept(*numbers))
 
@@ -118,7 +118,7 @@ def _run_backward(dy: Tensor, d_final: Tensor, kept: Tensor, *inputs: Any) -> tu
             return per_thread(coefficient)
         return coefficient.new_empty(pieces * (groups if coefficient.ndim == 3 else 1), *coefficient.shape)
 
-    dx, d_dt, dz, d_state = alike(x), alike(dt), x.new_empty(0) if z is None else alike(z), alike(state)
+    dx, d_dt, dz, d_state = alike(x), alike(dt), nothing(x) if z is None else alike(z), alike(state)
     untouched(dx, d_dt, dz)
     sums = [per_thread(A), partial(B), partial(C), per_thread(D), per_thread(dt_bias)]
     at_dA, at_dB, at_dC, at_dD, at_d_bias = map(address, sums)
