@@ -97,7 +97,7 @@ void step(int threads, const Given& given, Address y, Address final) {
   a.final = at<T>(final);
   const SelectiveScanKernels& kernels = selective_scan();
   const bool shared = a.sequences.count * a.channels * a.states >= worth_sharing;
-  const Int tasks = blocks(a, selective_scan_step_channels) * a.sequences.count;
+  const Int tasks = blocks(a, selective_scan_strip) * a.sequences.count;
   parallel(shared ? threads : 1, tasks, kernels.step[sizeof(T) == 8], &a);
 }
 

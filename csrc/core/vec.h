@@ -162,16 +162,18 @@ LAVAGNA_INLINE Vec<T> lift(Vec<T> x, Vec<T> y) {
   return lift<T, bit, upper>(x, y, std::make_integer_sequence<int, lanes<T>>());
 }
 
-// The sums of as many vectors as a vector has lanes: lane l of the result is the sum of x[l]. Changes x.
-template <class T, int half = lanes<T> / 2>
+// The sums of as many vectors as a vector has lanes: lane l of the result is the sum of x[l]. Changes x. Neighbours first,
+// so that it may be done in parts: of `count` vectors from number `count` · k on with bit 1, then of the results with
+// bit `count`.
+template <class T, int count = lanes<T>, int bit = 1>
 LAVAGNA_INLINE Vec<T> sums(Vec<T>* x) {
-  if constexpr (half == 0) {
+  if constexpr (count == 1) {
     return x[0];
   } else {
     LAVAGNA_UNROLL
-    for (int i = 0; i < half; ++i)
-      x[i] = merge<T, half, false>(x[i], x[i + half]) + merge<T, half, true>(x[i], x[i + half]);
-    return sums<T, half / 2>(x);
+    for (int i = 0; i < count / 2; ++i)
+      x[i] = merge<T, bit, false>(x[2 * i], x[2 * i + 1]) + merge<T, bit, true>(x[2 * i], x[2 * i + 1]);
+    return sums<T, count / 2, 2 * bit>(x);
   }
 }
 

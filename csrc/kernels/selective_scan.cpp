@@ -28,14 +28,13 @@ void run_backward(const void* arguments, std::int64_t begin, std::int64_t end, i
 template <class T>
 void run_step(const void* arguments, std::int64_t begin, std::int64_t end, int) {
   const SelectiveScan<T>& a = *static_cast<const SelectiveScan<T>*>(arguments);
-  constexpr std::int64_t wide = selective_scan_step_channels;
+  constexpr std::int64_t wide = selective_scan_strip;
   const std::int64_t in_group = a.channels / a.groups;
   const std::int64_t blocks = selective_scan_blocks(in_group, wide);
   for (std::int64_t task = begin; task < end; ++task) {
     const std::int64_t group = task / blocks % a.groups;
-    const std::int64_t last = min_of((task % blocks + 1) * wide, in_group);
-    for (std::int64_t offset = task % blocks * wide; offset < last; offset += lanes<T>)
-      step(a, task / blocks / a.groups, {group, group * in_group + offset, min_of(last - offset, lanes<T>)});
+    const std::int64_t offset = task % blocks * wide;
+    step(a, task / blocks / a.groups, {group, group * in_group + offset, min_of(in_group - offset, wide)});
   }
 }
 

@@ -77,8 +77,9 @@ constexpr std::int64_t selective_scan_states = 4;
 // Channels that go through a tile together, forward and backward.
 constexpr std::int64_t selective_scan_forward_channels = 128;
 constexpr std::int64_t selective_scan_backward_channels = 512;
-// Channels of a task of the step.
-constexpr std::int64_t selective_scan_step_channels = 16;
+// Channels whose numbers are taken from memory together, a strip: a row of them is some lines of one page. A task of the
+// step has as many.
+constexpr std::int64_t selective_scan_strip = 64;
 
 struct SelectiveScanKernels {
   Body forward[2];  // float32, float64
@@ -99,9 +100,9 @@ constexpr std::int64_t selective_scan_blocks(std::int64_t channels, std::int64_t
 constexpr std::int64_t selective_scan_scratch(std::int64_t states, bool backward) {
   const std::int64_t padded = selective_scan_padded(states);
   const std::int64_t channels = backward ? selective_scan_backward_channels : selective_scan_forward_channels;
-  const std::int64_t forward = 3 * 64 * (selective_scan_tile + 1) + 4 * channels * padded;
-  const std::int64_t pair = 2 * selective_scan_lanes * selective_scan_states * (selective_scan_tile + 1);
-  return backward ? 8 * channels * (selective_scan_tile + 1) + 2 * channels + 7 * channels * padded + 4 * pair : forward;
+  const std::int64_t forward = 3 * selective_scan_strip * (selective_scan_tile + 1) + 4 * channels * padded;
+  const std::int64_t pair = 2 * selective_scan_lanes * selective_scan_states * selective_scan_tile;
+  return backward ? 8 * channels * (selective_scan_tile + 1) + 2 * channels + 7 * channels * padded + 2 * pair : forward;
 }
 
 }  // namespace lavagna

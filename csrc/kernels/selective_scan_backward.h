@@ -148,7 +148,7 @@ void backward(const SelectiveScan<T>& a, std::int64_t begin, std::int64_t end, i
   T* const dB = shelf.take(B_timed ? tile * count * lanes<T> : wide * padded);
   T* const dC = shelf.take(C_timed ? tile * count * lanes<T> : wide * padded);
   T* const decays = shelf.take(2 * tile * count * lanes<T>);
-  T* const states = shelf.take(2 * (tile + 1) * count * lanes<T>);
+  T* const lefts = shelf.take(2 * tile * count * lanes<T>);
   Held<T> B(a.B, a.states, wide, shelf);
   Held<T> C(a.C, a.states, wide, shelf);
 
@@ -214,11 +214,12 @@ void backward(const SelectiveScan<T>& a, std::int64_t begin, std::int64_t end, i
               const std::int64_t constant = (v * padded + n) * lanes<T>;
               const Work<T> here = work.of(v);
               recompute<together, count, B_timed, C_timed>(ahead[inputs], n == 0 ? 4 : 0, tokens, here.delta, here.u,
-                                                           A_v, B, C, v, n, padded, kept, next, decays, states, here.y);
-              const Sums<T> sums{B_timed ? dB : dB + constant, C_timed ? dC : dC + constant,
-                                 dA + v * padded * lanes<T>, here.du, here.d_delta, n == 0};
+                                                           A_v, B, C, v, n, padded, kept, next, here.dy, decays, lefts, here.y,
+                                                           C_timed ? dC : dC + constant);
+              const Sums<T> sums{B_timed ? dB : dB + constant, dA + v * padded * lanes<T>, here.du, here.d_delta,
+                                 n == 0};
               sweep<together, count, B_timed, C_timed>(tokens, here.delta, here.u, here.dy, A_v, B, C, v, n, padded,
-                                                       decays, states, carry + v * padded * lanes<T>, sums);
+                                                       decays, lefts, carry + v * padded * lanes<T>, sums);
             };
             std::int64_t v = 0;
             for (; v + 2 <= count_v; v += 2) vectors_from(std::integral_constant<int, 2>(), v);

@@ -8,9 +8,7 @@ namespace lavagna::LAVAGNA_ISA {
 namespace {
 
 constexpr std::int64_t tile = selective_scan_tile;
-
-// Channels whose numbers are taken from memory together: a row of them is some lines of one page.
-constexpr std::int64_t strip = 64;
+constexpr std::int64_t strip = selective_scan_strip;
 
 // Numbers from one vector of channels to the next where each has a tile of tokens: one token more than a tile, so that
 // the same token of neighbours falls into different sets of the cache.
