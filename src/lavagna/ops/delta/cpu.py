@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def recurrent(
     bounds: list[int] | None,
 ) -> tuple[Tensor, Tensor]:
     """q, k [B, T, H, K], v [B, T, HV, V], state [B, HV, K, V] or one per sequence -> o [B, T, HV, V], state."""
-    return _call(q, k, v, beta, log_decay, state, bounds, qk_l2norm, scale, 0)
+    return _call((q, k, v, beta, log_decay), state, bounds, qk_l2norm, scale, 0)
 
 
 def chunk(
@@ -52,47 +52,31 @@ def chunk(
 ) -> tuple[Tensor, Tensor]:
     """q, k [B, T, H, K], v [B, T, HV, V], state [B, HV, K, V] or one per sequence -> o [B, T, HV, V], state."""
     size = min(chunk_size or CHUNK, CHUNK)
-    return _call(q, k, v, beta, log_decay, state, bounds, qk_l2norm, scale, size)
+    return _call((q, k, v, beta, log_decay), state, bounds, qk_l2norm, scale, size)
 
 
 def _call(
+    timed: tuple[Any, ...], state: Tensor, bounds: list[int] | None, unit: bool, scale: float, size: int
+) -> tuple[Tensor, Tensor]:
+    if overwrites() and bounds is None and timed[0].shape[1] == 1:
+        return step_(state, *timed, unit, scale), state
+    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*timed, state))
+    output, final, _ = _forward(*timed, state, boundaries(bounds), unit, scale, size, keep)
+    return output, final
+
+
+def _given(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     beta: Tensor,
     log_decay: Tensor | None,
     state: Tensor,
-    bounds: list[int] | None,
-    unit: bool,
-    scale: float,
-    size: int,
-) -> tuple[Tensor, Tensor]:
-    if overwrites() and bounds is None and q.shape[1] == 1:
-        return step_(state, q, k, v, beta, log_decay, unit, scale), state
-    tensors = (q, k, v, beta, log_decay, state)
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    output, final, _ = _forward(*tensors, boundaries(bounds), unit, scale, size, keep)
-    return output, final
-
-
-class _Inputs(NamedTuple):
-    """What every kernel takes first. The tensors, some of them copies, are held as long as their addresses are used."""
-
-    arguments: tuple[Any, ...]
-    held: tuple[Tensor | None, ...]
-
-
-def _inputs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    sequences: int,
     bounds: Tensor | None,
     unit: bool,
     scale: float,
-) -> _Inputs:
+) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
+    """What every kernel gets first, and the tensors whose addresses are in it, which must live as long."""
     _, tokens, key_heads, keys = q.shape
     _, _, heads, values = v.shape
     fading = 0 if log_decay is None else _FADING[log_decay.ndim]
@@ -109,149 +93,98 @@ def _inputs(
         beta, beta_row = rows(beta)
     if decay is not None and not decay.is_contiguous():
         decay, decay_row = rows(decay)
-    sizes = (torch.get_num_threads(), address(bounds), sequences, tokens, key_heads, heads, keys, values)
+    sizes = (torch.get_num_threads(), address(bounds), len(state), tokens, key_heads, heads, keys, values)
     qk = (q.data_ptr(), q_row, k.data_ptr(), k_row)
     others = (v.data_ptr(), v_row, beta.data_ptr(), beta_row, address(decay), decay_row)
-    return _Inputs((*sizes, fading, unit, scale, *qk, *others), (q, k, v, beta, decay))
+    return (*sizes, fading, unit, scale, *qk, *others), (q, k, v, beta, decay)
 
 
-def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    state: Tensor,
-    bounds: Tensor | None,
-    unit: bool,
-    scale: float,
-    size: int,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    state = state.contiguous()
-    inputs = _inputs(q, k, v, beta, log_decay, len(state), bounds, unit, scale)
-    output, final, kept = _shapes(q, k, v, beta, log_decay, state, bounds, unit, scale, size, keep)
+def _run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *inputs, size, keep = arguments
+    given, held = _given(*inputs)
+    q, state = inputs[0], inputs[5].contiguous()
+    output, final, kept = _shapes(*arguments)
     untouched(output, kept)
     kernel("gated_delta_forward", q.dtype)(
-        *inputs.arguments,
+        *given,
         chunk_length(size, CHUNK, q.shape[3]) if size else 0,
         *(state.data_ptr(), output.data_ptr(), final.data_ptr(), kept.data_ptr() if keep else 0),
     )
+    del held
     return output, final, kept
 
 
-def _shapes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    state: Tensor,
-    bounds: Tensor | None,
-    unit: bool,
-    scale: float,
-    size: int,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, _, v, _, _, state, _, _, _, _, keep = arguments
     if not keep:
         return alike(v), alike(state), nothing(v)
     segments = v.shape[0] * v.shape[1] // SEGMENT + state.shape[0]
     return alike(v), alike(state), state.new_empty(segments, *state.shape[1:])
 
 
-def _run_backward(
-    d_output: Tensor,
-    d_final: Tensor,
-    kept: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    bounds: Tensor | None,
-    unit: bool,
-    scale: float,
-    size: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _run_backward(d_output: Tensor, d_final: Tensor, kept: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    *inputs, size = arguments
+    given, held = _given(*inputs)
+    q = inputs[0]
     d_final, (d_rows, d_row) = d_final.contiguous(), rows(d_output)
-    inputs = _inputs(q, k, v, beta, log_decay, len(d_final), bounds, unit, scale)
-    found = _shapes_of_backward(d_output, d_final, kept, q, k, v, beta, log_decay, bounds, unit, scale, size)
+    found = _shapes_of_backward(d_output, d_final, kept, *arguments)
     untouched(*found)
     kernel("gated_delta_backward", q.dtype)(
-        *inputs.arguments,
+        *given,
         chunk_length(size or CHUNK, CHUNK, q.shape[3]),
         *(address(kept), address(d_rows), d_row, address(d_final), *(address(x) for x in found)),
     )
+    del held
     return found
 
 
-def _shapes_of_backward(
-    d_output: Tensor,
-    d_final: Tensor,
-    kept: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    bounds: Tensor | None,
-    unit: bool,
-    scale: float,
-    size: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    d_log_decay = nothing(q) if log_decay is None else alike(log_decay)
-    return alike(q), alike(k), alike(v), alike(beta), d_log_decay, alike(d_final)
+def _shapes_of_backward(d_output: Tensor, d_final: Tensor, kept: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    return tuple(nothing(d_output) if t is None else alike(t) for t in arguments[:6])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, bounds, ctx.unit, ctx.scale, ctx.size, _ = inputs
+    *tensors, ctx.unit, ctx.scale, ctx.size, _ = inputs
     ctx.set_materialize_grads(False)  # nothing is made for the kept memories
-    ctx.save_for_backward(*tensors, bounds, output[2])
+    ctx.save_for_backward(*tensors, output[2])
 
 
 def _differentiate(ctx: Any, d_output: Tensor | None, d_final: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-    q, k, v, beta, log_decay, state, bounds, kept = ctx.saved_tensors
+    *inputs, kept = ctx.saved_tensors
     options = (ctx.unit, ctx.scale, ctx.size)
     if len(kept) == 0:  # nobody had said that a gradient would be asked for
-        kept = _forward(q, k, v, beta, log_decay, state, bounds, *options, True)[2]
-    d_output = torch.zeros_like(v) if d_output is None else d_output
-    d_final = torch.zeros_like(state) if d_final is None else d_final
-    *of_inputs, d_log_decay, d_state = _backward(d_output, d_final, kept, q, k, v, beta, log_decay, bounds, *options)
-    return *of_inputs, None if log_decay is None else d_log_decay, d_state, None, None, None, None, None
+        kept = _forward(*inputs, *options, True)[2]
+    d_output = torch.zeros_like(inputs[2]) if d_output is None else d_output
+    d_final = torch.zeros_like(inputs[5]) if d_final is None else d_final
+    gradients = _backward(d_output, d_final, kept, *inputs, *options)
+    asked = (None if t is None else gradient for gradient, t in zip(gradients, inputs[:6], strict=True))
+    return (*asked, None, None, None, None, None)
 
 
 _TIMED = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? log_decay"
+_INPUTS = f"{_TIMED}, Tensor state, Tensor? bounds, bool unit, float scale"
 _forward = define(
-    f"gated_delta({_TIMED}, Tensor state, Tensor? bounds, bool unit, float scale, int size, bool keep)"
-    " -> (Tensor, Tensor, Tensor)",
+    f"gated_delta({_INPUTS}, int size, bool keep) -> (Tensor, Tensor, Tensor)",
     _run,
     _shapes,
     backward=_differentiate,
     save=_save,
 )
 _backward = define(
-    f"gated_delta_backward(Tensor d_output, Tensor d_final, Tensor kept, {_TIMED}, Tensor? bounds, bool unit,"
-    " float scale, int size) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"gated_delta_backward(Tensor d_output, Tensor d_final, Tensor kept, {_INPUTS}, int size)"
+    f" -> ({', '.join(['Tensor'] * 6)})",
     _run_backward,
     _shapes_of_backward,
 )
 
 
-def _run_step(
-    state: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    unit: bool,
-    scale: float,
-) -> Tensor:
+def _run_step(state: Tensor, *token: Any) -> Tensor:
     whole("gated_delta_step_", state)
-    inputs = _inputs(q, k, v, beta, log_decay, len(state), None, unit, scale)
-    output = alike(v)
-    place = state.data_ptr()
-    kernel("gated_delta_forward", q.dtype)(*inputs.arguments, 0, place, output.data_ptr(), place, 0)
+    *timed, unit, scale = token
+    inputs: list[Any] = [*timed, state, None, unit, scale]
+    given, held = _given(*inputs)
+    output, place = alike(timed[2]), state.data_ptr()
+    kernel("gated_delta_forward", state.dtype)(*given, 0, place, output.data_ptr(), place, 0)
+    del held
     return output
 
 

@@ -36,7 +36,7 @@ def chunk(
 ) -> tuple[Tensor, Any]:
     """q, k [B, T, H, K], v [B, T, HV, V], state [B, HV, K, V] or (S, z) -> o [B, T, HV, V], state."""
     size = CHUNK if chunk_size is None else _power_of_two(chunk_size)
-    return _call(q, k, v, log_decay, bonus, state, normalizer, bounds, scale, size)
+    return _call((q, k, v, log_decay, bonus), state, normalizer, bounds, scale, size)
 
 
 def recurrent(
@@ -53,30 +53,21 @@ def recurrent(
     bounds: list[int] | None,
 ) -> tuple[Tensor, Any]:
     """q, k [B, T, H, K], v [B, T, HV, V], state [B, HV, K, V] or (S, z) -> o [B, T, HV, V], state."""
-    return _call(q, k, v, log_decay, bonus, state, normalizer, bounds, scale, 0)
+    return _call((q, k, v, log_decay, bonus), state, normalizer, bounds, scale, 0)
 
 
 def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    bonus: Tensor | None,
-    state: Any,
-    normalizer: bool,
-    bounds: list[int] | None,
-    scale: float,
-    size: int,
+    timed: tuple[Any, ...], state: Any, normalizer: bool, bounds: list[int] | None, scale: float, size: int
 ) -> tuple[Tensor, Any]:
     S, z = state if normalizer else (state, None)
-    tensors = (q, k, v, log_decay, bonus, S, z)
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    inputs = (*timed, S, z)
+    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     if size or keep:
-        o, S, z, *_ = _forward(*tensors, boundaries(bounds), scale, size, keep)
-    elif overwrites() and bounds is None and q.shape[1] == 1:
-        return step_(S, z, q, k, v, log_decay, bonus, scale), state
+        o, S, z, *_ = _forward(*inputs, boundaries(bounds), scale, size, keep)
+    elif overwrites() and bounds is None and timed[0].shape[1] == 1:
+        return step_(S, z, *timed, scale), state
     else:
-        o, S, z = _steps(*tensors, boundaries(bounds), scale)
+        o, S, z = _steps(*inputs, boundaries(bounds), scale)
     return o, LinearState(S, z) if normalizer else S
 
 
@@ -86,12 +77,12 @@ def _given(
     v: Tensor,
     log_decay: Tensor | None,
     bonus: Tensor | None,
-    sequences: int,
-    normalizer: bool,
+    S: Tensor,
+    z: Tensor | None,
     bounds: Tensor | None,
     scale: float,
 ) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
-    """What the kernels get first, and the tensors whose addresses are in it, which must live as long."""
+    """What every kernel gets first, and the tensors whose addresses are in it, which must live as long."""
     B, T, H, K = q.shape
     _, _, HV, V = v.shape
     q_row = k_row = H * K
@@ -110,7 +101,7 @@ def _given(
     given = (
         torch.get_num_threads(),
         0 if bounds is None else bounds.data_ptr(),
-        *(sequences, T, B * T, H, HV // H, K, V, gate, normalizer, scale, EPSILON),
+        *(S.shape[0], T, B * T, H, HV // H, K, V, gate, z is not None, scale, EPSILON),
         *(q.data_ptr(), q_row, k.data_ptr(), k_row, v.data_ptr(), v_row, decay_address, decay_row, bonus_address),
     )
     return given, (q, k, v, log_decay, bonus, bounds)
@@ -144,22 +135,12 @@ def _keep(K: int) -> int:
     return _power_of_two(K // 2)
 
 
-def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    bonus: Tensor | None,
-    S: Tensor,
-    z: Tensor | None,
-    bounds: Tensor | None,
-    scale: float,
-    size: int,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _run(*arguments: Any) -> tuple[Tensor, ...]:
+    *inputs, size, keep = arguments
+    given, held = _given(*inputs)
+    q, _, v, _, _, S, z, _, _ = inputs
     S, z = S.contiguous(), contiguous(z)
-    given, held = _given(q, k, v, log_decay, bonus, S.shape[0], z is not None, bounds, scale)
-    results = _shapes(q, k, v, log_decay, bonus, S, z, bounds, scale, size, keep)
+    results = _shapes(*arguments)
     heads, ratio, V = q.shape[2], v.shape[2] // q.shape[2], v.shape[3]
     strip, keep_every = V, _keep(q.shape[3])
     if size and z is None and S.shape[0] * v.shape[2] < torch.get_num_threads() and V > STRIP:
@@ -175,52 +156,29 @@ def _run(
     return results
 
 
-def _shapes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    bonus: Tensor | None,
-    S: Tensor,
-    z: Tensor | None,
-    bounds: Tensor | None,
-    scale: float,
-    size: int,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _shapes(*arguments: Any) -> tuple[Tensor, ...]:
+    q, _, v, _, _, S, z, bounds, _, _, keep = arguments
     final_z = nothing(S) if z is None else alike(z)
     weight = nothing(S) if z is None else S.new_empty(v.shape[:3])
-    slots = 0
-    if keep:
-        tokens = _keep(q.shape[3])
-        slots = S.shape[0] * -(-v.shape[1] // tokens) if bounds is None else v.shape[1] // tokens + S.shape[0]
+    if not keep:
+        return alike(v), alike(S), final_z, weight, nothing(S)
+    tokens = _keep(q.shape[3])
+    slots = S.shape[0] * -(-v.shape[1] // tokens) if bounds is None else v.shape[1] // tokens + S.shape[0]
     K, V = S.shape[2:]
     kept = S.new_empty(slots, S.shape[1], V + (z is not None), K + -K % 16)
     return alike(v), alike(S), final_z, weight, kept
 
 
 def _run_backward(
-    d_o: Tensor,
-    d_S: Tensor | None,
-    d_z: Tensor | None,
-    o: Tensor | None,
-    weight: Tensor,
-    kept: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    bonus: Tensor | None,
-    sequences: int,
-    normalizer: bool,
-    bounds: Tensor | None,
-    scale: float,
+    d_o: Tensor, d_S: Tensor | None, d_z: Tensor | None, o: Tensor | None, weight: Tensor, kept: Tensor, *inputs: Any
 ) -> tuple[Tensor, ...]:
-    given, held = _given(q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale)
+    given, held = _given(*inputs)
+    q, _, v, log_decay, _, S, _, _, _ = inputs
+    sequences = S.shape[0]
     (d_rows, d_row), d_S, d_z = rows(d_o), contiguous(d_S), contiguous(d_z)
     parts = _share(sequences * q.shape[2], v.shape[2] // q.shape[2])
     *shares, dv, d_log_decay, d_bonus, d_S_before, d_z_before = _shapes_of_backward(
-        d_o, d_S, d_z, o, weight, kept, q, k, v, log_decay, bonus, sequences, normalizer, bounds, scale
+        d_o, d_S, d_z, o, weight, kept, *inputs
     )
     dq, dk = (x.new_empty(parts, *x.shape) for x in shares)
     untouched(dq, dk, dv, d_log_decay)
@@ -242,31 +200,9 @@ def _run_backward(
     return total(dq), total(dk), dv, d_log_decay, total(d_bonus), d_S_before, d_z_before
 
 
-def _shapes_of_backward(
-    d_o: Tensor,
-    d_S: Tensor | None,
-    d_z: Tensor | None,
-    o: Tensor | None,
-    weight: Tensor,
-    kept: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    bonus: Tensor | None,
-    sequences: int,
-    normalizer: bool,
-    bounds: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, ...]:
-    state = (sequences, v.shape[2], q.shape[3])
-    return (
-        *map(alike, (q, k, v)),
-        q.new_empty(0 if log_decay is None else log_decay.shape),
-        q.new_empty(0 if bonus is None else bonus.shape),
-        q.new_empty(*state, v.shape[3]),
-        q.new_empty(state if normalizer else 0),
-    )
+def _shapes_of_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    inputs = arguments[6:13]
+    return tuple(nothing(inputs[0]) if t is None else alike(t) for t in inputs)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -281,113 +217,64 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(
     ctx: Any, d_o: Tensor | None, d_S: Tensor | None, d_z: Tensor | None, *_: None
 ) -> tuple[Tensor | None, ...]:
-    q, k, v, log_decay, bonus, S, z, bounds, o, weight, kept = ctx.saved_tensors
-    normalizer = z is not None
+    *inputs, o, weight, kept = ctx.saved_tensors
     if kept.shape[0] == 0:  # nobody had said that a gradient would be asked for
-        kept = _forward(q, k, v, log_decay, bonus, S, z, bounds, ctx.scale, ctx.size, True)[4]
+        kept = _forward(*inputs, ctx.scale, ctx.size, True)[4]
     if d_o is None:
-        d_o = torch.zeros_like(v)
-    dq, dk, dv, d_log_decay, d_bonus, d_S, d_z = _backward(
-        *(d_o, d_S, d_z, o, weight, kept, q, k, v, log_decay, bonus),
-        *(S.shape[0], normalizer, bounds, ctx.scale),
-    )
-    return (
-        *(dq, dk, dv, None if log_decay is None else d_log_decay, None if bonus is None else d_bonus),
-        *(d_S, d_z if normalizer else None, None, None, None, None),
-    )
+        d_o = torch.zeros_like(inputs[2])
+    gradients = _backward(d_o, d_S, d_z, o, weight, kept, *inputs, ctx.scale)
+    asked = (None if t is None else gradient for gradient, t in zip(gradients, inputs[:7], strict=True))
+    return (*asked, None, None, None, None)
 
 
 _TIMED = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? bonus"
+_INPUTS = f"{_TIMED}, Tensor S, Tensor? z, Tensor? bounds, float scale"
 _forward = define(
-    f"gated_linear({_TIMED}, Tensor S, Tensor? z, Tensor? bounds, float scale, int size, bool keep)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"gated_linear({_INPUTS}, int size, bool keep) -> ({', '.join(['Tensor'] * 5)})",
     _run,
     _shapes,
     backward=_differentiate,
     save=_save,
 )
 _backward = define(
-    "gated_linear_backward(Tensor d_o, Tensor? d_S, Tensor? d_z, Tensor? o, Tensor weight, Tensor kept,"
-    f" {_TIMED}, int sequences, bool normalizer, Tensor? bounds, float scale)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"gated_linear_backward(Tensor d_o, Tensor? d_S, Tensor? d_z, Tensor? o, Tensor weight, Tensor kept, {_INPUTS})"
+    f" -> ({', '.join(['Tensor'] * 7)})",
     _run_backward,
     _shapes_of_backward,
 )
 
 
-def _take(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    bonus: Tensor | None,
-    S: Tensor,
-    z: Tensor | None,
-    bounds: Tensor | None,
-    scale: float,
-    final_S: Tensor,
-    final_z: Tensor | None,
-) -> Tensor:
+def _read(inputs: tuple[Any, ...], final_S: Tensor, final_z: Tensor | None) -> Tensor:
     """Read the tokens one by one into the final state, which may be the state itself if there is one token."""
-    given, held = _given(q, k, v, log_decay, bonus, S.shape[0], z is not None, bounds, scale)
-    o = alike(v)
-    states = (address(S), address(z), address(o), address(final_S), address(final_z))
-    kernel("gated_linear_forward", q.dtype)(*given, 0, 1, 1, 1, *states, 0, 0)
+    given, held = _given(*inputs)
+    S, z = inputs[5].contiguous(), contiguous(inputs[6])
+    o = alike(inputs[2])
+    states = (S.data_ptr(), address(z), o.data_ptr(), final_S.data_ptr(), address(final_z))
+    kernel("gated_linear_forward", S.dtype)(*given, 0, 1, 1, 1, *states, 0, 0)
     del held
     return o
 
 
-def _run_steps(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    bonus: Tensor | None,
-    S: Tensor,
-    z: Tensor | None,
-    bounds: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _run_steps(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    S, z = inputs[5:7]
     final_S, final_z = alike(S), nothing(S) if z is None else alike(z)
-    o = _take(q, k, v, log_decay, bonus, S.contiguous(), contiguous(z), bounds, scale, final_S, final_z)
-    return o, final_S, final_z
+    return _read(inputs, final_S, final_z), final_S, final_z
 
 
-def _shapes_of_steps(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    bonus: Tensor | None,
-    S: Tensor,
-    z: Tensor | None,
-    bounds: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes_of_steps(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, _, v, _, _, S, z, _, _ = inputs
     return alike(v), alike(S), nothing(S) if z is None else alike(z)
 
 
 #: the recurrent form where nothing is asked for but the result: to make the tensors of the other operator takes longer
 #: than to read a token
-_steps = define(
-    f"gated_linear_steps({_TIMED}, Tensor S, Tensor? z, Tensor? bounds, float scale) -> (Tensor, Tensor, Tensor)",
-    _run_steps,
-    _shapes_of_steps,
-)
+_steps = define(f"gated_linear_steps({_INPUTS}) -> (Tensor, Tensor, Tensor)", _run_steps, _shapes_of_steps)
 
 
-def _run_step(
-    S: Tensor,
-    z: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None,
-    bonus: Tensor | None,
-    scale: float,
-) -> Tensor:
+def _run_step(S: Tensor, z: Tensor | None, *token: Any) -> Tensor:
     whole("gated_linear_step_", S, z)
-    return _take(q, k, v, log_decay, bonus, S, z, None, scale, S, z)
+    *timed, scale = token
+    return _read((*timed, S, z, None, scale), S, z)
 
 
 #: One token, whose state [B, HV, K, V] (and z [B, HV, K], with the normaliser) changes in place; both contiguous.

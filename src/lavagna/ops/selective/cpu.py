@@ -50,14 +50,23 @@ def scan(
 def _given(*inputs: Any) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
     """What every kernel is given, and the tensors whose addresses are in it, which must live as long."""
     x, dt, A, B, C, D, z, dt_bias, state, bounds, softplus, low, high = inputs
-    groups = groups_of(B, C)
-    (x, x_row), (dt, dt_row), (z, z_row) = rows(x), rows(dt), (None, 0) if z is None else rows(z)
+    channels, states = A.shape
+    x_row = dt_row = channels
+    z_row = channels if z is not None else 0
+    # A step passes here each time, and its tensors are mostly whole.
+    if not x.is_contiguous():
+        x, x_row = rows(x)
+    if not dt.is_contiguous():
+        dt, dt_row = rows(dt)
+    if z is not None and not z.is_contiguous():
+        z, z_row = rows(z)
     (B, B_row, B_group), (C, C_row, C_group) = _coefficient(B), _coefficient(C)
     alive = (x, dt, z, A.contiguous(), B, C, contiguous(D), contiguous(dt_bias), state.contiguous(), bounds)
     at_x, at_dt, at_z, at_A, at_B, at_C, at_D, at_bias, at_state, at_bounds = map(address, alive)
     given = (
-        *(at_bounds, state.shape[0], x.shape[1], *A.shape, groups, softplus, low, high, at_x, x_row, at_dt, dt_row),
-        *(at_z, z_row, at_A, at_B, B_row, B_group, at_C, C_row, C_group, at_D, at_bias, at_state),
+        *(at_bounds, state.shape[0], x.shape[1], channels, states, groups_of(B, C), softplus, low, high),
+        *(at_x, x_row, at_dt, dt_row, at_z, z_row, at_A, at_B, B_row, B_group, at_C, C_row, C_group),
+        *(at_D, at_bias, at_state),
     )
     return given, alive
 
@@ -66,7 +75,10 @@ def _coefficient(coefficient: Tensor) -> tuple[Tensor, int, int]:
     """B or C, and how many numbers its tokens and its groups are apart: 0 where one stands for all."""
     if coefficient.ndim == 2:
         return coefficient.contiguous(), 0, 0
-    return *rows(coefficient), coefficient.shape[3] if coefficient.ndim == 4 else 0
+    states = coefficient.shape[-1]
+    if coefficient.ndim == 4:
+        return *rows(coefficient), states
+    return (coefficient, states, 0) if coefficient.is_contiguous() else (*rows(coefficient), 0)
 
 
 def _run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ __all__ = ["by_group", "groups_of"]
 
 def groups_of(B: Tensor, C: Tensor) -> int:
     """G: 1 unless B or C comes as [B, T, G, N]."""
-    return next((c.shape[2] for c in (B, C) if c.ndim == 4), 1)
+    return B.shape[2] if B.ndim == 4 else C.shape[2] if C.ndim == 4 else 1
 
 
 def by_group(coefficient: Tensor, groups: int) -> Tensor:
