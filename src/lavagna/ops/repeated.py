@@ -87,19 +87,17 @@ def make_plan(
     kept = tuple((place[id(before[name])], wide) for name, wide in casts if type(before[name]) is nn.Parameter)
     fresh = tuple((place[id(before[name])], wide) for name, wide in casts if type(before[name]) is not nn.Parameter)
 
-    # What the function takes by place comes from the values and, behind them, the constants; handed over by name it
+    # What the function takes by place comes from the values and, behind them, the constants; to hand it over by name
     # would take twice as long.
-    ordered = [
-        name
-        for name, parameter in signature(function).parameters.items()
-        if parameter.kind is not Parameter.KEYWORD_ONLY
-    ]
-    extra = tuple(constants[name] for name in ordered if name in constants)
-    numbers = {name: len(values) + i for i, name in enumerate(name for name in ordered if name in constants)}
-    numbers |= {name: place[id(tensor)] for name, tensor in tensors.items()}
-    by_place = itemgetter(*(numbers[name] for name in ordered))
+    parameters = signature(function).parameters.values()
+    ordered = [p.name for p in parameters if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    ordered = ordered if len(ordered) > 1 else []
+    numbers = {name: place[id(tensor)] for name, tensor in tensors.items()}
+    numbers |= {name: len(values) + i for i, name in enumerate(constants)}
+    extra = tuple(constants.values())
+    by_place: Callable[..., Any] = itemgetter(*map(numbers.get, ordered)) if ordered else lambda values: ()
     by_name = {name: value for name, value in constants.items() if name not in ordered}
-    named = tuple((name, place[id(tensor)]) for name, tensor in tensors.items() if name not in ordered)
+    named = tuple((name, numbers[name]) for name in tensors if name not in ordered)
 
     def plan(values: tuple[Any, ...]) -> Any:
         if casts:
