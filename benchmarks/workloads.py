@@ -8,11 +8,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lavagna import native
+from lavagna.errors import BackendError
 from lavagna.ops.spec import Inputs, OpSpec, load_spec
 
 from .measure import Make, Side
 
-__all__ = ["NATIVE", "PORTABLE", "Executor", "Workload", "executed_by", "forward", "forward_backward", "state_updates"]
+__all__ = [
+    "NATIVE",
+    "PORTABLE",
+    "Executor",
+    "Workload",
+    "bfloat16_products",
+    "executed_by",
+    "forward",
+    "forward_backward",
+    "state_updates",
+]
 
 Tensors = Mapping[str, Tensor]
 
@@ -110,6 +122,26 @@ def forward_backward(workload: Workload, executor: Executor = NATIVE, work: floa
         return Side(run, work)
 
     return make
+
+
+def bfloat16_products(make: Make) -> Make:
+    """The same side while torch is told that products in float32 may be made of bfloat16 numbers."""
+
+    def made() -> Side:
+        if not native.bfloat16_products():
+            raise BackendError("the processor has no products of bfloat16 numbers (AVX512-BF16) that kernels could use")
+        side = make()
+
+        def run() -> object:
+            torch.set_float32_matmul_precision("medium")
+            try:
+                return side.run()
+            finally:
+                torch.set_float32_matmul_precision("highest")
+
+        return side._replace(run=run)
+
+    return made
 
 
 def state_updates(workload: Workload) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..limits import product
 from ..measure import Crossover, Make, Ratio
 from ..peers import KIMI_CHUNKS, QWEN3_NEXT_CHUNKS, SDPA
-from ..row import Row, at_least, at_most
-from ..workloads import Workload, forward, forward_backward, state_updates
+from ..row import Row, at_least, at_most, shown
+from ..workloads import Workload, bfloat16_products, forward, forward_backward, state_updates
 
 GATED = Workload("gated_delta", "gated-deltanet", {"B": 1, "T": 1024, "H": 4, "HV": 4, "K": 128, "V": 128})
 KDA = Workload("gated_delta", "kda", {"B": 1, "T": 1024, "H": 8, "HV": 8, "K": 128, "V": 128})
@@ -14,6 +14,7 @@ LONG = GATED.resized(T=8192, H=8, HV=8, K=64, V=64)
 SHAPE = "4 heads of 128×128, T 1024"
 KDA_SHAPE = "8 heads of 128×128, T 1024"
 LONG_SHAPE = "8 heads of 64, T 8192"
+OPTION = "1 thread, products in bfloat16 (an option)"
 
 #: Sᵀk, the update and Sᵀq, two FLOPs each
 LEAST = 6.0 * state_updates(GATED)
@@ -48,6 +49,34 @@ ROWS = (
         "transformers, chunks",
         at_least(4.5),
         Ratio(forward_backward(GATED), forward_backward(GATED, QWEN3_NEXT_CHUNKS)),
+    ),
+    Row(
+        "delta-bfloat16-peer",
+        f"gated delta forward, {SHAPE}, {OPTION}",
+        "transformers, chunks, float32",
+        at_least(6),
+        Ratio(bfloat16_products(forward(GATED)), forward(GATED, QWEN3_NEXT_CHUNKS)),
+    ),
+    Row(
+        "delta-bfloat16-backward-peer",
+        f"gated delta forward + backward, {SHAPE}, {OPTION}",
+        "transformers, chunks, float32",
+        at_least(4.5),
+        Ratio(bfloat16_products(forward_backward(GATED)), forward_backward(GATED, QWEN3_NEXT_CHUNKS)),
+    ),
+    Row(
+        "delta-bfloat16",
+        f"gated delta forward, {SHAPE}, {OPTION}",
+        "the same kernel, float32",
+        shown("×"),
+        Ratio(bfloat16_products(forward(GATED)), forward(GATED)),
+    ),
+    Row(
+        "delta-bfloat16-backward",
+        f"gated delta forward + backward, {SHAPE}, {OPTION}",
+        "the same kernel, float32",
+        shown("×"),
+        Ratio(bfloat16_products(forward_backward(GATED)), forward_backward(GATED)),
     ),
     Row(
         "kda-transformers",

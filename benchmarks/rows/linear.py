@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from ..measure import Crossover, Make, Ratio
 from ..peers import MAMBA2_CHUNKS, SDPA
-from ..row import Row, at_least, at_most
-from ..workloads import PORTABLE, Workload, forward, forward_backward
+from ..row import Row, at_least, at_most, shown
+from ..workloads import PORTABLE, Workload, bfloat16_products, forward, forward_backward
 
 MAMBA2 = Workload("gated_linear", "mamba2-peers", {"B": 1, "T": 1024, "H": 1, "HV": 64, "K": 128, "V": 64})
 GLA = Workload("gated_linear", "gla-340m", {"B": 1, "T": 2048, "H": 4, "HV": 4, "K": 128, "V": 256})
 LONG = MAMBA2.resized(T=8192, H=8, HV=8, K=64, V=64)
 MAMBA2_SHAPE = "64 heads, P 64, N 128, T 1024"
 GLA_SHAPE = "4 heads, K 128, V 256, T 2048"
+OPTION = "1 thread, products in bfloat16 (an option)"
 LONG_SHAPE = "scalar decay, 8 heads of 64, T 8192"
 
 
@@ -44,6 +45,34 @@ ROWS = (
         "our torch path",
         at_least(5),
         Ratio(forward(GLA), forward(GLA, PORTABLE)),
+    ),
+    Row(
+        "gla-bfloat16-portable",
+        f"GLA forward, {GLA_SHAPE}, {OPTION}",
+        "our torch path, float32",
+        shown("×"),
+        Ratio(bfloat16_products(forward(GLA)), forward(GLA, PORTABLE)),
+    ),
+    Row(
+        "gla-bfloat16",
+        f"GLA forward, {GLA_SHAPE}, {OPTION}",
+        "the same kernel, float32",
+        shown("×"),
+        Ratio(bfloat16_products(forward(GLA)), forward(GLA)),
+    ),
+    Row(
+        "mamba2-bfloat16",
+        f"Mamba-2 forward, {MAMBA2_SHAPE}, {OPTION}",
+        "the same kernel, float32",
+        shown("×"),
+        Ratio(bfloat16_products(forward(MAMBA2)), forward(MAMBA2)),
+    ),
+    Row(
+        "mamba2-bfloat16-backward",
+        f"Mamba-2 forward + backward, {MAMBA2_SHAPE}, {OPTION}",
+        "the same kernel, float32",
+        shown("×"),
+        Ratio(bfloat16_products(forward_backward(MAMBA2)), forward_backward(MAMBA2)),
     ),
     Row(
         "mamba2-threads",

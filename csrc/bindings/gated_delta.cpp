@@ -34,12 +34,14 @@ GatedDelta<T> inputs(Address bounds, std::int64_t count, std::int64_t tokens, st
   return a;
 }
 
-template <class T>
-const GatedDeltaForms<T>& forms() {
+// Products of bfloat16 numbers where they are allowed and pay: chunks of fewer keys are shorter, and rounding a memory
+// of few keys again and again adds up.
+template <class T, bool mixed>
+const GatedDeltaForms<T>& forms(const GatedDelta<T>& a) {
   if constexpr (sizeof(T) == 8)
     return gated_delta().float64;
   else
-    return gated_delta().float32;
+    return mixed && a.keys >= gated_delta_chunk ? gated_delta().mixed : gated_delta().float32;
 }
 
 template <class T>
@@ -58,7 +60,7 @@ std::int64_t column_blocks(int threads, std::int64_t heads, std::int64_t values)
 }
 
 // chunk = 0: token by token.
-template <class T>
+template <class T, bool mixed = false>
 void forward(int threads, Address bounds, std::int64_t count, std::int64_t tokens, std::int64_t key_heads,
              std::int64_t heads, std::int64_t keys, std::int64_t values, int fading, bool unit, double scale,
              Address q, std::int64_t q_row, Address k, std::int64_t k_row, Address v, std::int64_t v_row, Address beta,
@@ -71,12 +73,12 @@ void forward(int threads, Address bounds, std::int64_t count, std::int64_t token
   a.o = at<T>(o);
   a.final_state = at<T>(final_state);
   a.kept = at<T>(kept);
-  if (chunk == 0) return run(threads, count * heads, forms<T>().recurrent, a);
+  if (chunk == 0) return run(threads, count * heads, forms<T, mixed>(a).recurrent, a);
   a.blocks = column_blocks(threads, count * heads, values);
-  run(threads, count * heads * a.blocks, forms<T>().chunk, a);
+  run(threads, count * heads * a.blocks, forms<T, mixed>(a).chunk, a);
 }
 
-template <class T>
+template <class T, bool mixed = false>
 void backward(int threads, Address bounds, std::int64_t count, std::int64_t tokens, std::int64_t key_heads,
               std::int64_t heads, std::int64_t keys, std::int64_t values, int fading, bool unit, double scale,
               Address q, std::int64_t q_row, Address k, std::int64_t k_row, Address v, std::int64_t v_row,
@@ -96,7 +98,7 @@ void backward(int threads, Address bounds, std::int64_t count, std::int64_t toke
   a.d_beta = at<T>(d_beta);
   a.d_log_decay = at<T>(d_log_decay);
   a.d_state = at<T>(d_state);
-  run(threads, count * key_heads, forms<T>().backward, a);
+  run(threads, count * key_heads, forms<T, mixed>(a).backward, a);
 }
 
 }  // namespace
@@ -108,6 +110,8 @@ void bind_gated_delta(nb::module_& module) {
   module.attr("gated_delta_segment") = gated_delta_segment;
   module.def("gated_delta_forward_float32", playable<&forward<float>>, Unlocked());
   module.def("gated_delta_forward_float64", playable<&forward<double>>, Unlocked());
+  module.def("gated_delta_forward_mixed", playable<&forward<float, true>>, Unlocked());
   module.def("gated_delta_backward_float32", &backward<float>, Unlocked());
   module.def("gated_delta_backward_float64", &backward<double>, Unlocked());
+  module.def("gated_delta_backward_mixed", &backward<float, true>, Unlocked());
 }

@@ -42,15 +42,13 @@ void run(int threads, std::int64_t tasks, Body body, std::int64_t scratch_size, 
   parallel(threads, tasks, body, &a);
 }
 
-template <class T>
-void run_chunks(int threads, const Body* body, bool backward, GatedLinear<T>& a) {
-  const std::int64_t tasks = a.sequences.count * a.heads * a.parts;
-  constexpr int type = sizeof(T) == 8;
-  if (tasks > 0) run(threads, tasks, body[type], gated_linear().scratch[type](&a, backward), a);
+template <class T, bool mixed>
+const GatedLinearForms& forms() {
+  return sizeof(T) == 8 ? gated_linear().float64 : mixed ? gated_linear().mixed : gated_linear().float32;
 }
 
 // chunk 0: the recurrent form.
-template <class T>
+template <class T, bool mixed = false>
 void forward(int threads, Address bounds, std::int64_t count, std::int64_t each, std::int64_t tokens,
              std::int64_t heads, std::int64_t ratio, std::int64_t keys, std::int64_t values, int gate, bool
              normalizer, double scale, double epsilon, Address q, std::int64_t q_row, Address k, std::int64_t k_row,
@@ -70,13 +68,14 @@ void forward(int threads, Address bounds, std::int64_t count, std::int64_t each,
   a.final_z = at<T>(final_z);
   a.weight = at<T>(weight);
   a.kept = at<T>(kept);
-  if (chunk > 0)
-    run_chunks(threads, gated_linear().forward, false, a);
-  else
-    run(threads, count * a.value_heads(), gated_linear().recurrent[sizeof(T) == 8], 2 * whole_vectors(keys), a);
+  const GatedLinearForms& forms = lavagna::forms<T, mixed>();
+  if (chunk == 0)
+    run(threads, count * a.value_heads(), forms.recurrent, 2 * whole_vectors(keys), a);
+  else if (count > 0)
+    run(threads, count * heads * parts, forms.forward, forms.scratch(&a, false), a);
 }
 
-template <class T>
+template <class T, bool mixed = false>
 void backward(int threads, Address bounds, std::int64_t count, std::int64_t each, std::int64_t tokens,
               std::int64_t heads, std::int64_t ratio, std::int64_t keys, std::int64_t values, int gate, bool
               normalizer, double scale, double epsilon, Address q, std::int64_t q_row, Address k, std::int64_t k_row,
@@ -103,7 +102,10 @@ void backward(int threads, Address bounds, std::int64_t count, std::int64_t each
   a.d_bonus = at<T>(d_bonus);
   a.d_S = at<T>(d_S);
   a.d_z = at<T>(d_z);
-  run_chunks(threads, gated_linear().backward, true, a);
+  // The gradient of a constant decay is one sum over all tokens, in which what is rounded off a slow state adds up.
+  const GatedLinearForms& forms =
+      a.gate == Gate::constant ? lavagna::forms<T, false>() : lavagna::forms<T, mixed>();
+  if (count > 0) run(threads, count * heads * parts, forms.backward, forms.scratch(&a, true), a);
 }
 
 }  // namespace
@@ -113,6 +115,8 @@ void bind_gated_linear(nb::module_& module) {
   using namespace lavagna;
   module.def("gated_linear_forward_float32", playable<&forward<float>>, Unlocked());
   module.def("gated_linear_forward_float64", playable<&forward<double>>, Unlocked());
+  module.def("gated_linear_forward_mixed", playable<&forward<float, true>>, Unlocked());
   module.def("gated_linear_backward_float32", &backward<float>, Unlocked());
   module.def("gated_linear_backward_float64", &backward<double>, Unlocked());
+  module.def("gated_linear_backward_mixed", &backward<float, true>, Unlocked());
 }

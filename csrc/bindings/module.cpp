@@ -29,6 +29,9 @@ NB_MODULE(_native, module) {
   module.def("choose_instruction_set", &choose_instruction_set, nb::arg("index"),
              "Run kernels on this one of instruction_sets().");
 
+  module.def("bfloat16_products", &bfloat16_products,
+             "Whether that set and the processor can make products of bfloat16 numbers.");
+
   module.def("set_openmp", &set_openmp, nb::arg("parallel"), nb::arg("thread_number"), nb::arg("thread_count"),
              "Addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads in torch's OpenMP runtime.");
 

@@ -16,4 +16,7 @@ bool instruction_set_usable(int index);
 int instruction_set();
 void choose_instruction_set(int index);
 
+// Whether it has products of pairs of bfloat16 (core/factors.h), on a processor that has them.
+bool bfloat16_products();
+
 }  // namespace lavagna

@@ -4,7 +4,7 @@
 // (padded with zeros where the sizes at hand are none), so that there is no remainder of columns to treat.
 #pragma once
 
-#include "vec.h"
+#include "factors.h"
 
 namespace lavagna::LAVAGNA_ISA {
 namespace {
@@ -53,20 +53,39 @@ struct Tile {
     }
   }
 
-  // += (or −=) A B, for A [rows, depth] with elements a[i · a_row + p · a_step].
-  template <bool negative = false>
-  LAVAGNA_INLINE void add(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_step, const T* b,
-                          std::int64_t b_row) {
-    for (std::int64_t p = 0; p < depth; ++p) {
-      Vec<T> row[vectors];
+  // Store it as factors of a product whose depth its rows are: `c` is the corner of the whole matrix, (i, j) its own.
+  template <class F>
+  LAVAGNA_INLINE void put_across([[maybe_unused]] F* c, [[maybe_unused]] std::int64_t c_row,
+                                 [[maybe_unused]] std::int64_t i, [[maybe_unused]] std::int64_t j) const {
+    if constexpr (per<F> == 2) {
       LAVAGNA_UNROLL
-      for (int j = 0; j < vectors; ++j) row[j] = load(b + p * b_row + j * lanes<T>);
+      for (int r = 0; r < rows; r += 2)
+        LAVAGNA_UNROLL
+        for (int v = 0; v < vectors; ++v) {
+          Pair* const to = c + (i + r) / 2 * c_row + j + v * lanes<T>;
+          if constexpr (rows > 1)
+            store_pairs(to, pair_up(x[r][v], x[r + 1][v]));
+          else if (i % 2 == 0)
+            store_pairs(to, pair_up(x[r][v], Vec<T>{}));
+          else
+            store_pairs(to, load_factors(to) | pair_up(Vec<T>{}, x[r][v]));
+        }
+    }
+  }
+
+  // += A B, for factors A [rows, depth] with elements a[i · a_row + p · a_step], in so many steps.
+  template <class F>
+  LAVAGNA_INLINE void add(std::int64_t count, const F* a, std::int64_t a_row, std::int64_t a_step, const F* b,
+                          std::int64_t b_row) {
+    for (std::int64_t p = 0; p < count; ++p) {
+      decltype(load_factors(b)) row[vectors];
+      LAVAGNA_UNROLL
+      for (int j = 0; j < vectors; ++j) row[j] = load_factors(b + p * b_row + j * lanes<T>);
       LAVAGNA_UNROLL
       for (int i = 0; i < rows; ++i) {
-        const T element = a[i * a_row + p * a_step];
-        const Vec<T> factor = splat(negative ? -element : element);
+        const auto factor = spread_factor(a[i * a_row + p * a_step]);
         LAVAGNA_UNROLL
-        for (int j = 0; j < vectors; ++j) x[i][j] += factor * row[j];
+        for (int j = 0; j < vectors; ++j) add_product(x[i][j], factor, row[j]);
       }
     }
   }
@@ -97,19 +116,20 @@ constexpr std::int64_t tile_count(std::int64_t m, std::int64_t n) {
   return ((m + block_rows - 1) / block_rows) * ((n + block_vectors * lanes<T> - 1) / (block_vectors * lanes<T>));
 }
 
-// What becomes of C: C = AB, C += AB, C −= AB.
-enum class Into { set, add, subtract };
+// What becomes of C: C = AB, C += AB.
+enum class Into { set, add };
 
-// C [m, n] = (or += or −=) A B, with A [m, depth] and B [depth, n], n a multiple of lanes<T>.
+// C [m, n] = (or +=) A B, with A [m, depth] and B [depth, n] in so many steps of their factors, n a multiple of
+// lanes<T>.
 //
 // Element (i, p) of A is a[i · a_row + p · a_step], so that a transposed A is given by its strides; b_row and c_row
 // are the distances between rows of B and C.
-template <class T, Into into>
-void product(std::int64_t m, std::int64_t n, std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_step,
-             const T* b, std::int64_t b_row, T* c, std::int64_t c_row) {
+template <class T, Into into, class F>
+void product(std::int64_t m, std::int64_t n, std::int64_t count, const F* a, std::int64_t a_row, std::int64_t a_step,
+             const F* b, std::int64_t b_row, T* c, std::int64_t c_row) {
   tiles<T>(m, n, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
     if (into != Into::set) tile.take(c + i * c_row + j, c_row);
-    tile.template add<into == Into::subtract>(depth, a + i * a_row, a_row, a_step, b + j, b_row);
+    tile.add(count, a + i * a_row, a_row, a_step, b + j, b_row);
     tile.put(c + i * c_row + j, c_row);
   });
 }
@@ -132,6 +152,12 @@ void transpose(std::int64_t m, std::int64_t n, const T* a, std::int64_t a_row, T
           for (std::int64_t j = j0; j < j0 + side && j < n; ++j) b[j * b_row + i] = a[i * a_row + j];
       }
     }
+}
+
+// The same of pairs.
+[[maybe_unused]] LAVAGNA_INLINE void transpose(std::int64_t m, std::int64_t n, const Pair* a, std::int64_t a_row, Pair* b,
+                                               std::int64_t b_row) {
+  transpose(m, n, reinterpret_cast<const float*>(a), a_row, reinterpret_cast<float*>(b), b_row);
 }
 
 // The least multiple of a vector that holds n numbers: the row length of padded matrices.

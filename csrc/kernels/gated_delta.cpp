@@ -8,15 +8,23 @@
 namespace lavagna::LAVAGNA_ISA {
 namespace {
 
-template <class T>
+template <class T, class F>
 constexpr GatedDeltaForms<T> forms() {
-  return {{forward<T>, forward_scratch<T>},
+  return {{forward<T, F>, forward_scratch<T, F>},
           {recurrent<T>, recurrent_scratch<T>},
-          {backward<T>, backward_scratch<T>}};
+          {backward<T, F>, backward_scratch<T, F>}};
+}
+
+template <class F>
+constexpr GatedDeltaForms<float> mixed() {
+  if constexpr (has_pairs)
+    return forms<float, F>();
+  else
+    return {};
 }
 
 }  // namespace
 
-const GatedDeltaKernels gated_delta = {forms<float>(), forms<double>()};
+const GatedDeltaKernels gated_delta = {forms<float, float>(), forms<double, double>(), mixed<Pair>()};
 
 }  // namespace lavagna::LAVAGNA_ISA

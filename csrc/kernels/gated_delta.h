@@ -83,6 +83,7 @@ struct GatedDeltaForms {
 struct GatedDeltaKernels {
   GatedDeltaForms<float> float32;
   GatedDeltaForms<double> float64;
+  GatedDeltaForms<float> mixed;  // of float32, with products of bfloat16; null in sets without them
 };
 
 }  // namespace lavagna

@@ -6,13 +6,14 @@
 namespace lavagna::LAVAGNA_ISA {
 namespace {
 
-template <class T>
+template <class T, class F>
 void backward_chunk(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, const T* memory,
-                    const T* errors, BackwardScratch<T>& s) {
+                    const T* errors, BackwardScratch<T, F>& s) {
   const std::int64_t row = padded<T>(a.keys);
-  backward_panel<T, Into::set>(a, place, chunk, memory, errors, 0, s);
+  s.factors.backward(chunk, a.keys);
+  backward_panel<T, F, Into::set>(a, place, chunk, memory, errors, 0, s);
   for (std::int64_t p = 1; p < panels<T>(a.values); ++p)
-    backward_panel<T, Into::add>(a, place, chunk, memory, errors, p, s);
+    backward_panel<T, F, Into::add>(a, place, chunk, memory, errors, p, s);
 
   T d_beta[C];
   for (int i0 = 0; i0 < C; i0 += lanes<T>) {
@@ -55,9 +56,9 @@ void backward_chunk(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T
 }
 
 // One segment: forward from the memory that was kept before it, then back.
-template <class T>
+template <class T, class F>
 void backward_segment(const GatedDelta<T>& a, std::int64_t m, std::int64_t head, std::int64_t segment,
-                      BackwardScratch<T>& s) {
+                      BackwardScratch<T, F>& s) {
   const std::int64_t group = a.heads / a.key_heads;
   const std::int64_t length = a.sequences.length(m);
   const std::int64_t begin = segment * gated_delta_segment;
@@ -73,30 +74,32 @@ void backward_segment(const GatedDelta<T>& a, std::int64_t m, std::int64_t head,
   };
   const std::int64_t kept = (gated_delta_first_segment(a.sequences, m) + segment) * a.heads + head;
   load_memory(a.kept + kept * a.keys * a.values, a.keys, a.values, 0, panels<T>(a.values), s.memories);
+  pack_memory(s.memories, a.keys, panels<T>(a.values), s.memory_factors);
   for (std::int64_t n = 0; n < chunks; ++n) {
     const Place<T> here = place(n);
-    const T* memory = s.memories + n * s.memory_size;
+    const T* memory = s.memories + n * memory_size<T, T>(a);
     prepare(a, head, here.token, here.tokens, s.chunks[n], s.turned, s.scores);
     repeat_chunk(a, here, s.chunks[n], memory, s.errors + n * s.errors_size,
-                 n + 1 < chunks ? s.memories + (n + 1) * s.memory_size : nullptr, s);
+                 n + 1 < chunks ? s.memories + (n + 1) * memory_size<T, T>(a) : nullptr, s);
   }
   for (std::int64_t n = chunks; n-- > 0;)
-    backward_chunk(a, place(n), s.chunks[n], s.memories + n * s.memory_size, s.errors + n * s.errors_size, s);
+    backward_chunk(a, place(n), s.chunks[n], s.memories + n * memory_size<T, T>(a), s.errors + n * s.errors_size, s);
 }
 
 // Tasks abreast, from the last segment to the first; the value heads of a key head in their order, so that the sums in
 // dq and dk have one.
-template <class T>
+template <class T, class F>
 void backward(const void* arguments, std::int64_t begin, std::int64_t end, int thread) {
   const GatedDelta<T>& a = *static_cast<const GatedDelta<T>*>(arguments);
   Pieces<T> pieces{a.scratch + thread * a.scratch_size};
-  BackwardScratch<T> s(pieces, a);
+  BackwardScratch<T, F> s(pieces, a);
   const std::int64_t group = a.heads / a.key_heads, most = tasks_abreast(a);
   const auto each = [&](std::int64_t task, const auto& visit) {
     std::int64_t n = 0;
     for (std::int64_t i = task; i < end && i < task + most; ++i)
       for (std::int64_t head = i / a.sequences.count * group; n < (i - task + 1) * group; ++n, ++head) {
-        s.d_memory = s.d_memories + n * s.memory_size;
+        s.d_memory = s.d_memories + n * memory_size<T, T>(a);
+        s.d_factors = s.d_memory_factors + n * memory_size<T, F>(a);
         visit(i % a.sequences.count, head);
       }
   };
@@ -107,6 +110,7 @@ void backward(const void* arguments, std::int64_t begin, std::int64_t end, int t
       segments = own > segments ? own : segments;
       load_memory(a.d_final_state + (m * a.heads + head) * a.keys * a.values, a.keys, a.values, 0,
                   panels<T>(a.values), s.d_memory);
+      pack_memory(s.d_memory, a.keys, panels<T>(a.values), s.d_factors);
     });
     for (std::int64_t segment = segments; segment-- > 0;)
       each(task, [&](std::int64_t m, std::int64_t head) {
@@ -119,10 +123,10 @@ void backward(const void* arguments, std::int64_t begin, std::int64_t end, int t
   }
 }
 
-template <class T>
+template <class T, class F>
 std::int64_t backward_scratch(const GatedDelta<T>& a) {
   Pieces<T> pieces{nullptr};
-  BackwardScratch<T>(pieces, a);
+  BackwardScratch<T, F>(pieces, a);
   return pieces.used;
 }
 

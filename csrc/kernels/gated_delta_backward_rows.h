@@ -8,15 +8,15 @@ namespace {
 
 // What reaches queries and keys, and the log decays, of a chunk whose d_rows and d_keys are gradients of faded rows;
 // afterwards d_rows are those of its rows. First without decays.
-template <class T>
-void backward_plain(const Chunk<T>& chunk, std::int64_t row, BackwardScratch<T>& s) {
+template <class T, class F>
+void backward_plain(const Chunk<T>& chunk, std::int64_t row, BackwardScratch<T, F>& s) {
   for (std::int64_t c = 0; c < C * row; c += lanes<T>) store(s.d_rows + c, load(s.d_rows + c) + load(s.d_keys + c));
   product<T, Into::add>(2 * C, row, C, s.d_scores, C, 1, chunk.rows, row, s.d_rows, row);
   product<T, Into::add>(C, row, 2 * C, s.d_scores, 1, C, chunk.rows, row, s.d_rows, row);
 }
 
-template <class T>
-void backward_head(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, BackwardScratch<T>& s) {
+template <class T, class F>
+void backward_head(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, BackwardScratch<T, F>& s) {
   const std::int64_t row = padded<T>(a.keys);
   for (int i = 0; i < C; ++i)
     for (std::int64_t c = i * row; c < (i + 1) * row; c += lanes<T>) {
@@ -36,8 +36,8 @@ void backward_head(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>
   backward_plain(chunk, row, s);
 }
 
-template <class T>
-void backward_channel(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, BackwardScratch<T>& s) {
+template <class T, class F>
+void backward_channel(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T>& chunk, BackwardScratch<T, F>& s) {
   const std::int64_t row = padded<T>(a.keys);
   for (std::int64_t c = a.keys; c < row; ++c) store(s.d_total + c * lanes<T>, Vec<T>{});
   for (std::int64_t c = 0; c < row; c += lanes<T>) {

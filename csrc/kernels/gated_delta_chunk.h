@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../core/decay.h"
+#include "../core/pieces.h"
 #include "gated_delta.h"
 
 namespace lavagna::LAVAGNA_ISA {
@@ -10,19 +11,6 @@ namespace {
 
 // Rows of a chunk. A shorter one is filled with tokens of q = k = v = β = log_decay = 0, which change nothing.
 constexpr int C = gated_delta_chunk;
-
-// Pieces of a thread's scratch, one behind the other; without memory it only counts.
-template <class T>
-struct Pieces {
-  T* memory;
-  std::int64_t used = 0;
-
-  T* take(std::int64_t numbers) {
-    T* piece = memory != nullptr ? memory + used : nullptr;
-    used += (numbers + 15) / 16 * 16;
-    return piece;
-  }
-};
 
 template <class T>
 struct Chunk {
@@ -57,6 +45,48 @@ struct Chunk {
         since(pieces.take(C)),
         until(pieces.take(C)),
         decay(fading == Fading::channel ? pieces.take(C * padded<T>(keys)) : nullptr) {}
+};
+
+// What the products with a memory take of a chunk. Pairs of neighbouring keys, which meet rows of the memory, and pairs
+// of tokens, which meet what tokens write.
+template <class T, class F>
+struct ChunkFactors {
+  F* in;          // [2C, K], pairs of keys
+  F* out;         // [C, K]
+  F* in_tokens;   // [2C, K], pairs of tokens
+  F* out_tokens;  // [C, K]
+  F* qk;          // [C, C], pairs along its rows
+  F* qk_tokens;   // [C, C], pairs of them
+
+  ChunkFactors() = default;
+  ChunkFactors(Pieces<T>& pieces, std::int64_t keys)
+      : in(pieces.template factors<F>(nullptr, 2 * C * padded<T>(keys))),
+        out(pieces.template factors<F>(nullptr, C * padded<T>(keys))),
+        in_tokens(pieces.template factors<F>(nullptr, 2 * C * padded<T>(keys))),
+        out_tokens(pieces.template factors<F>(nullptr, C * padded<T>(keys))),
+        qk(pieces.template factors<F>(nullptr, C * C)),
+        qk_tokens(pieces.template factors<F>(nullptr, C * C)) {}
+
+  // Forward it takes one of each two.
+  void forward(const Chunk<T>& chunk, std::int64_t keys) {
+    const std::int64_t row = padded<T>(keys);
+    in = factors_of(chunk.in, in);
+    out_tokens = factors_of(chunk.out, out_tokens);
+    qk = factors_of(chunk.qk, qk);
+    pack_along(2 * C * row, chunk.in, in);
+    pack_across(C, row, chunk.out, out_tokens, row);
+    pack_along(C * C, chunk.qk, qk);
+  }
+
+  void backward(const Chunk<T>& chunk, std::int64_t keys) {
+    const std::int64_t row = padded<T>(keys);
+    out = factors_of(chunk.out, out);
+    in_tokens = factors_of(chunk.in, in_tokens);
+    qk_tokens = factors_of(chunk.qk, qk_tokens);
+    pack_along(C * row, chunk.out, out);
+    pack_across(2 * C, row, chunk.in, in_tokens, row);
+    pack_across(C, C, chunk.qk, qk_tokens, C);
+  }
 };
 
 // A chunk is one sub-block of core/decay.h, so that what is faded since its own start or the chunk's is the same.

@@ -37,6 +37,14 @@ void load_memory(const T* from, std::int64_t keys, std::int64_t values, std::int
     }
 }
 
+// The factors of a whole memory, pairs of its rows.
+template <class T, class F>
+void pack_memory([[maybe_unused]] const T* memory, [[maybe_unused]] std::int64_t keys,
+                 [[maybe_unused]] std::int64_t count, [[maybe_unused]] F* factors) {
+  for (std::int64_t p = 0; p < count; ++p)
+    pack_across(keys, panel<T>, memory + p * keys * panel<T>, factors + p * steps<F>(keys) * panel<T>, panel<T>);
+}
+
 template <class T>
 void store_memory(const T* memory, std::int64_t keys, std::int64_t values, std::int64_t begin, std::int64_t end,
                   T* to) {
@@ -96,17 +104,24 @@ LAVAGNA_INLINE void write_strength(const T* beta, const T* errors, std::int64_t 
       store(u + i * panel<T> + j, load(errors + i * panel<T> + j) * beta[i]);
 }
 
-// S_C = D_C0 S_0 + K_outᵀ U, one panel.
-template <class T>
-LAVAGNA_INLINE void advance(const Chunk<T>& chunk, std::int64_t keys, std::int64_t whole, const T* u, const T* from,
-                            T* to) {
+// S_C = D_C0 S_0 + K_outᵀ U, one panel, and its factors.
+template <class T, class F>
+LAVAGNA_INLINE void advance(const Chunk<T>& chunk, const F* out_tokens, std::int64_t keys, std::int64_t whole,
+                            const F* u, const T* from, T* to, F* factors) {
   const std::int64_t row = padded<T>(keys);
   tiles<T>(keys, whole, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
     tile.take(from + i * panel<T> + j, panel<T>);
     tile.scale(chunk.total + i);
-    tile.add(C, chunk.out + i, 1, row, u + j, panel<T>);
+    tile.add(steps<F>(C), out_tokens + i, 1, row, u + j, panel<T>);
     tile.put(to + i * panel<T> + j, panel<T>);
+    tile.put_across(factors, panel<T>, i, j);
   });
+}
+
+// Factors of a whole memory, or its numbers.
+template <class T, class F>
+constexpr std::int64_t memory_size(const GatedDelta<T>& a) {
+  return panels<T>(a.values) * steps<F>(a.keys) * panel<T>;
 }
 
 // Ask for what lies in rows of a tensor over time, too far apart for the processor to guess, before it is needed: a

@@ -10,25 +10,25 @@ namespace {
 
 enum class Pass { forward, backward };
 
-template <class T, Pass pass, bool channel>
+template <class T, class F, Pass pass, bool channel>
 void parts(const GatedLinear<T>& a, std::int64_t begin, std::int64_t end, T* memory) {
   for (std::int64_t task = begin; task < end; ++task) {
     const Part<T> part(a, task);
     if constexpr (pass == Pass::forward)
-      forward_part<T, channel>(part, memory);
+      forward_part<T, F, channel>(part, memory);
     else
-      backward_part<T, channel>(part, memory);
+      backward_part<T, F, channel>(part, memory);
   }
 }
 
-template <class T, Pass pass>
+template <class T, class F, Pass pass>
 void chunks(const void* arguments, std::int64_t begin, std::int64_t end, int thread) {
   const GatedLinear<T>& a = *static_cast<const GatedLinear<T>*>(arguments);
   T* const memory = a.scratch + thread * a.scratch_size;
   if (a.gate == Gate::channel)
-    parts<T, pass, true>(a, begin, end, memory);
+    parts<T, F, pass, true>(a, begin, end, memory);
   else
-    parts<T, pass, false>(a, begin, end, memory);
+    parts<T, F, pass, false>(a, begin, end, memory);
 }
 
 template <class T>
@@ -45,22 +45,32 @@ void recurrent(const void* arguments, std::int64_t begin, std::int64_t end, int 
 
 template <class T, class Whole>
 std::int64_t size_of(const GatedLinear<T>& a) {
-  return Whole(Part<T>(a, 0), nullptr).pieces.size;
+  return Whole(Part<T>(a, 0), nullptr).pieces.used;
 }
 
-template <class T>
+template <class T, class F>
 std::int64_t scratch(const void* arguments, bool backward) {
   const GatedLinear<T>& a = *static_cast<const GatedLinear<T>*>(arguments);
   if (a.gate == Gate::channel)
-    return backward ? size_of<T, Backward<T, true>>(a) : size_of<T, Forward<T, true>>(a);
-  return backward ? size_of<T, Backward<T, false>>(a) : size_of<T, Forward<T, false>>(a);
+    return backward ? size_of<T, Backward<T, F, true>>(a) : size_of<T, Forward<T, F, true>>(a);
+  return backward ? size_of<T, Backward<T, F, false>>(a) : size_of<T, Forward<T, F, false>>(a);
+}
+
+template <class T, class F>
+constexpr GatedLinearForms forms() {
+  return {chunks<T, F, Pass::forward>, chunks<T, F, Pass::backward>, recurrent<T>, scratch<T, F>};
+}
+
+template <class F>
+constexpr GatedLinearForms mixed() {
+  if constexpr (has_pairs)
+    return forms<float, F>();
+  else
+    return {};
 }
 
 }  // namespace
 
-const GatedLinearKernels gated_linear = {{chunks<float, Pass::forward>, chunks<double, Pass::forward>},
-                                         {chunks<float, Pass::backward>, chunks<double, Pass::backward>},
-                                         {recurrent<float>, recurrent<double>},
-                                         {scratch<float>, scratch<double>}};
+const GatedLinearKernels gated_linear = {forms<float, float>(), forms<double, double>(), mixed<Pair>()};
 
 }  // namespace lavagna::LAVAGNA_ISA

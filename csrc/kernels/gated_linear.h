@@ -78,11 +78,17 @@ struct GatedLinear {
   }
 };
 
+struct GatedLinearForms {
+  Body forward;  // a task is (sequence, key head, part)
+  Body backward;
+  Body recurrent;  // a task is (sequence, value head); needs 2 · K padded numbers a thread
+  std::int64_t (*scratch)(const void* arguments, bool backward);  // numbers that a thread of the others needs
+};
+
 struct GatedLinearKernels {
-  Body forward[2];  // float32, float64; a task is (sequence, key head, part)
-  Body backward[2];
-  Body recurrent[2];  // a task is (sequence, value head); needs 2 · K padded numbers a thread
-  std::int64_t (*scratch[2])(const void* arguments, bool backward);  // numbers that a thread of the others needs
+  GatedLinearForms float32;
+  GatedLinearForms float64;
+  GatedLinearForms mixed;  // of float32, with products of bfloat16; null in sets without them
 };
 
 }  // namespace lavagna

@@ -14,12 +14,11 @@
 namespace lavagna::LAVAGNA_ISA {
 namespace {
 
-template <class T, bool channel>
+template <class T, class F, bool channel>
 struct Backward {
   Pieces<T> pieces;
   Chunk<T, channel> chunk;
   T *d_o, *d_o_read;    // [C, Vp], the second times `read`
-  T* v_turned;          // [Vp, C]
   T *d_weights, *d_qk;  // [C, C]
   T *dq, *dk;           // [C, Kp], sums over the value heads of the part
   T* dv;                // [C, Vp]
@@ -31,10 +30,16 @@ struct Backward {
   T* dS_turned;                                  // [Vp, Kp]
   T* dS;                                         // [K, Vp] of each value head
 
+  // Room for factors: pairs of neighbours in rows, and pairs of rows.
+  F *d_o_along, *d_o_read_along, *v_along, *written_along, *writing_along;
+  F *d_o_across, *d_o_read_across, *reading_across, *weights_across, *S_across, *dS_turned_across;
+  F* v_turned;   // [Vp, C]
+  F* dS_across;  // [K, Vp] of each value head
+
   Backward(const Part<T>& p, T* memory) : pieces{memory}, chunk(p, pieces) {
     const GatedLinear<T>& a = p.a;
     const std::int64_t C = a.chunk, Kp = chunk.Kp, Vp = chunk.Vp, heads = a.part();
-    for (T** piece : {&d_o, &d_o_read, &dv, &v_turned}) *piece = pieces.take(C * Vp);
+    for (T** piece : {&d_o, &d_o_read, &dv}) *piece = pieces.take(C * Vp);
     for (T** piece : {&d_weights, &d_qk}) *piece = pieces.take(C * C);
     for (T** piece : {&dq, &dk, &d_reading, &d_writing, &d_rows, &d_column, &d_log_decay}) *piece = pieces.take(C * Kp);
     for (T** piece : {&reads, &writes}) *piece = pieces.take(C);
@@ -42,6 +47,13 @@ struct Backward {
     d_bonus = pieces.take(heads * Kp);
     dS_turned = pieces.take(Vp * Kp);
     dS = pieces.take(heads * chunk.K * Vp);
+    for (F** piece : {&d_o_along, &d_o_read_along, &v_along, &written_along, &d_o_across, &d_o_read_across})
+      *piece = pieces.template factors<F>(nullptr, C * Vp);
+    for (F** piece : {&writing_along, &reading_across}) *piece = pieces.template factors<F>(nullptr, C * Kp);
+    weights_across = pieces.template factors<F>(nullptr, C * C);
+    for (F** piece : {&S_across, &dS_turned_across}) *piece = pieces.template factors<F>(nullptr, Vp * Kp);
+    v_turned = reinterpret_cast<F*>(pieces.take(Vp / per<F> * C));
+    dS_across = pieces.template factors<F>(dS, per<F> * heads * steps<F>(chunk.K) * Vp);
   }
 };
 
@@ -86,42 +98,55 @@ void add_to(std::int64_t count, const T* from, T* to) {
 }
 
 // The gradients of a chunk that come through one value head; its state before the chunk is given turned around.
-template <class T, bool channel>
-void backward_head(const Backward<T, channel>& f, Chunk<T, channel>& x, std::int64_t local,
+template <class T, class F, bool channel>
+void backward_head(const Backward<T, F, channel>& f, Chunk<T, channel>& x, std::int64_t local,
                    std::int64_t head, const T* S_turned) {
   constexpr int wide = lanes<T>;
   const GatedLinear<T>& a = x.a;
   const std::int64_t K = x.K, Kp = x.Kp, Vp = x.Vp, C = x.C, V = a.values, HV = a.value_heads();
   const std::int64_t depth = V + a.normalizer;
   T* const dS = f.dS + local * K * Vp;
+  F* const dS_across = f.dS_across + local * steps<F>(K) * Vp;
+  const std::int64_t Kf = Kp / per<F>, Vf = Vp / per<F>;  // rows of factors along them
 
   x.decays(head);
   x.values(x.p.first + local);
   gather_gradient(a, x.start, x.tokens, head, f.d_o, C, Vp);
-  const T* d_o_read = f.d_o;
+  const F* const d_o_along = along(C * Vp, f.d_o, f.d_o_along);
+  const F* const d_o_across = across(C, Vp, f.d_o, Vp, f.d_o_across);
+  const F *d_o_read_along = d_o_along, *d_o_read_across = d_o_across;
   if constexpr (!channel) {
     scale_rows(C, Vp, f.d_o, x.read, f.d_o_read);
-    d_o_read = f.d_o_read;
+    d_o_read_along = along(C * Vp, f.d_o_read, f.d_o_read_along);
+    d_o_read_across = across(C, Vp, f.d_o_read, Vp, f.d_o_read_across);
   }
-  transpose(C, Vp, x.v, Vp, f.v_turned, C);
+  const F* const v_along = along(C * Vp, x.v, f.v_along);
+  const F* const written_along = channel ? v_along : along(C * Vp, x.written, f.written_along);
+  const F* const writing_along = along(C * Kp, x.writing, f.writing_along);
+  const F* const reading_across = across(C, Kp, x.reading, Kp, f.reading_across);
+  const F* const weights_across = across(C, C, x.weights, C, f.weights_across);
+  transpose(C, Vf, v_along, Vf, f.v_turned, C);
   transpose(K, Vp, dS, Vp, f.dS_turned, Kp);
   for (std::int64_t j = 0; j < depth; ++j)
     for (std::int64_t c = K; c < Kp; ++c) f.dS_turned[j * Kp + c] = 0;
+  const F* const S_across = across(depth, Kp, S_turned, Kp, f.S_across);
+  const F* const dS_turned_across = across(depth, Kp, f.dS_turned, Kp, f.dS_turned_across);
 
   tiles<T>(C, C, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
     if (j >= i + tile.height) return;
-    tile.add(depth, f.d_o + i * Vp, Vp, 1, f.v_turned + j, C);
+    tile.add(steps<F>(depth), d_o_along + i * Vf, Vf, 1, f.v_turned + j, C);
     tile.put(f.d_weights + i * C + j, C);
   });
   tiles<T>(C, Vp, [&](auto tile, std::int64_t i, std::int64_t j) LAVAGNA_LAMBDA {
-    tile.add(K, x.writing + i * Kp, Kp, 1, dS + j, Vp);
+    const std::int64_t token = i / per<F>;
+    tile.add(steps<F>(K), writing_along + i * Kf, Kf, 1, dS_across + j, Vp);
     if (!channel) tile.scale(x.write + i);
-    tile.add(C - i, x.weights + i * C + i, 1, C, f.d_o + i * Vp + j, Vp);
+    tile.add(steps<F>(C - i), weights_across + token * C + i, 1, C, d_o_across + token * Vp + j, Vp);
     tile.put(f.dv + i * Vp + j, Vp);
   });
   scatter(f.dv, Vp, x.tokens, V, T(1), a.dv + (x.start * HV + head) * V, HV * V);
-  product<T, Into::set>(C, Kp, depth, d_o_read, Vp, 1, S_turned, Kp, f.d_reading, Kp);
-  product<T, Into::set>(C, Kp, depth, x.written, Vp, 1, f.dS_turned, Kp, f.d_writing, Kp);
+  product<T, Into::set>(C, Kp, steps<F>(depth), d_o_read_along, Vf, 1, S_across, Kp, f.d_reading, Kp);
+  product<T, Into::set>(C, Kp, steps<F>(depth), written_along, Vf, 1, dS_turned_across, Kp, f.d_writing, Kp);
 
   for (std::int64_t c = 0; c < Kp; c += wide) {
     Vec<T> sum{};
@@ -131,8 +156,9 @@ void backward_head(const Backward<T, channel>& f, Chunk<T, channel>& x, std::int
   tiles<T>(K, Vp, [&](auto tile, std::int64_t c, std::int64_t j) LAVAGNA_LAMBDA {
     tile.take(dS + c * Vp + j, Vp);
     tile.scale(x.total + c);
-    tile.add(x.tokens, x.reading + c, 1, Kp, d_o_read + j, Vp);
+    tile.add(steps<F>(x.tokens), reading_across + c, 1, Kp, d_o_read_across + j, Vp);
     tile.put(dS + c * Vp + j, Vp);
+    tile.put_across(dS_across, Vp, c, j);
   });
 
   const bool before = a.bonus != nullptr;
@@ -182,9 +208,9 @@ void backward_head(const Backward<T, channel>& f, Chunk<T, channel>& x, std::int
   }
 }
 
-template <class T, bool channel>
+template <class T, class F, bool channel>
 void backward_part(const Part<T>& p, T* memory) {
-  const Backward<T, channel> f(p, memory);
+  const Backward<T, F, channel> f(p, memory);
   Chunk<T, channel> x = f.chunk;
   const GatedLinear<T>& a = p.a;
   const std::int64_t K = x.K, Kp = x.Kp, Vp = x.Vp, V = a.values, HV = a.value_heads(), heads = p.last - p.first;
@@ -199,6 +225,7 @@ void backward_part(const Part<T>& p, T* memory) {
       fill(dS, K * Vp, T(0));
     if (a.normalizer)
       for (std::int64_t c = 0; c < K; ++c) dS[c * Vp + V] = a.d_final_z != nullptr ? a.d_final_z[at(r) * K + c] : T(0);
+    pack_across(K, Vp, dS, f.dS_across + r * steps<F>(K) * Vp, Vp);
     if (a.gate == Gate::constant) a.d_log_decay[at(r)] = 0;
   }
   fill(f.d_bonus, heads * Kp, T(0));

@@ -5,27 +5,11 @@
 #pragma once
 
 #include "../core/decay.h"
+#include "../core/pieces.h"
 #include "gated_linear.h"
 
 namespace lavagna::LAVAGNA_ISA {
 namespace {
-
-// Hands out pieces of a thread's scratch memory; without any, it counts what they take.
-template <class T>
-struct Pieces {
-  T* memory;
-  std::int64_t size = 0;
-
-  T* take(std::int64_t count) {
-    T* const piece = memory == nullptr ? nullptr : memory + size;
-    size += whole_vectors(count);
-    return piece;
-  }
-};
-
-// The row length of a matrix that products walk down a few columns at a time: one more cache line where the rows of such
-// a panel would fall on a few sets of the cache.
-constexpr std::int64_t spread(std::int64_t row) { return row % 128 == 0 ? row + 16 : row; }
 
 // `count` rows of `width` numbers, times a factor, as a tile of C rows; zeros where nothing is.
 template <class T>
@@ -163,8 +147,8 @@ struct Chunk {
   T* write;
   T* weights;     // [C, C]: what token i reads of token j
   T* total;       // [Kp]
-  const T* reading;  // [C, Kp]: reads the state before the chunk, then times `read`
-  const T* writing;  // [C, Kp]: writes `written`
+  T* reading;  // [C, Kp]: reads the state before the chunk, then times `read`
+  T* writing;  // [C, Kp]: writes `written`
   ChannelDecay<T, 1> absorbed;
 
   Chunk(const Part<T>& p, Pieces<T>& pieces)
@@ -264,6 +248,46 @@ struct Chunk {
     if (a.normalizer)
       for (std::int64_t i = 0; i < tokens; ++i) v[i * Vp + width] = 1;
     if constexpr (!channel) scale_rows(C, Vp, v, write, written);
+  }
+};
+
+// The factors of a chunk in the products of the forward pass.
+template <class T, class F, bool channel>
+struct ChunkFactors {
+  const Chunk<T, channel>& x;
+  F* reading;  // [C, Kp], pairs of keys
+  F* writing;  // [C, Kp], pairs of tokens
+  F* weights;  // [C, C], pairs along its rows
+  F* v;        // [C, Vp], pairs of tokens
+  F* written;  // [C, Vp], pairs of tokens
+
+  ChunkFactors(const Chunk<T, channel>& x, Pieces<T>& pieces) : x(x) {
+    for (F** piece : {&reading, &writing}) *piece = pieces.template factors<F>(nullptr, x.C * x.Kp);
+    weights = pieces.template factors<F>(nullptr, x.C * x.C);
+    for (F** piece : {&v, &written}) *piece = pieces.template factors<F>(nullptr, x.C * x.Vp);
+  }
+
+  // Each when the chunk has them.
+  void keys() {
+    reading = factors_of(x.reading, reading);
+    writing = factors_of(x.writing, writing);
+    pack_along(x.C * x.Kp, x.reading, reading);
+    pack_across(x.C, x.Kp, x.writing, writing, x.Kp);
+  }
+
+  void decays() {
+    weights = factors_of(x.weights, weights);
+    pack_along(x.C * x.C, x.weights, weights);
+  }
+
+  void values() {
+    v = factors_of(x.v, v);
+    written = factors_of(x.written, written);
+    pack_across(x.C, x.Vp, x.v, v, x.Vp);
+    if (x.written != x.v)
+      pack_across(x.C, x.Vp, x.written, written, x.Vp);
+    else
+      written = v;
   }
 };
 

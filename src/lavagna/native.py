@@ -17,6 +17,7 @@ from .errors import BackendError, unknown_name
 
 __all__ = [
     "available",
+    "bfloat16_products",
     "compiler",
     "instruction_set",
     "instruction_sets",
@@ -155,6 +156,12 @@ def instruction_set() -> str | None:
     """The instruction set that kernels run on; None without the extension."""
     loaded = _load().module
     return None if loaded is None else loaded.instruction_set()
+
+
+def bfloat16_products() -> bool:
+    """Whether kernels have products of bfloat16 numbers here, which torch.set_float32_matmul_precision allows."""
+    loaded = _load().module
+    return loaded is not None and loaded.bfloat16_products()
 
 
 def openmp() -> bool:

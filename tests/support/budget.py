@@ -28,7 +28,7 @@ def _whole(exact: Tensor) -> bool:
     return not (exact.is_floating_point() or exact.is_complex())
 
 
-def check(name: str, got: Tensor, same: Tensor, exact: Tensor) -> None:
+def check(name: str, got: Tensor, same: Tensor, exact: Tensor, rounding: torch.dtype | None = None) -> None:
     """Hold one tensor of an answer to the budget.
 
         |got − exact| ≤ 2 · (|same − exact| + 4 · eps · max|exact|)
@@ -40,6 +40,7 @@ def check(name: str, got: Tensor, same: Tensor, exact: Tensor) -> None:
         got: the answer under test.
         same: the reference's answer in the same dtype.
         exact: the reference's answer in float64 (or complex128).
+        rounding: whose eps, where what is inside is rounded more coarsely than `got` (by default its own).
 
     Raises:
         AssertionError: shape or dtype differ, a value is not finite, or the error is beyond the budget.
@@ -51,18 +52,23 @@ def check(name: str, got: Tensor, same: Tensor, exact: Tensor) -> None:
     if _whole(exact):
         assert torch.equal(got, exact), f"{name}: {got.tolist()}, expected {exact.tolist()}"
         return
-    limits = torch.finfo(got.dtype)
+    limits = torch.finfo(rounding or got.dtype)
     band = 4 * limits.eps * size(exact) + limits.tiny
     budget = 2 * (error(same, exact) + band)
     found = error(got, exact)
     assert found <= budget, f"{name}: error {found:.3g}, {found / budget:.3g} times the budget of {budget:.3g}"
 
 
-def check_all(got: Mapping[str, Tensor], same: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
+def check_all(
+    got: Mapping[str, Tensor],
+    same: Mapping[str, Tensor],
+    exact: Mapping[str, Tensor],
+    rounding: torch.dtype | None = None,
+) -> None:
     """Hold every tensor of an answer to the budget; the names must agree."""
     assert list(got) == list(exact)
     for name in exact:
-        check(name, got[name], same[name], exact[name])
+        check(name, got[name], same[name], exact[name], rounding)
 
 
 def close(name: str, got: Tensor, exact: Tensor, tolerance: float = 1e-9) -> None:

@@ -72,6 +72,7 @@ def gather() -> dict[str, Any]:
             "compiler": native.compiler(),
             "instruction_sets": native.instruction_sets(),
             "instruction_set": native.instruction_set(),
+            "bfloat16_products": native.bfloat16_products(),
             "openmp": native.openmp(),
             "missing": native.missing(),
         },
@@ -113,6 +114,8 @@ def _print(facts: dict[str, Any]) -> None:
         others = ", ".join(name for name in native["instruction_sets"] if name != native["instruction_set"])
         general.add_row("native", f"built by {native['compiler']}")
         general.add_row("", f"runs on {native['instruction_set']}" + (f" (could: {others})" if others else ""))
+        if native["bfloat16_products"]:
+            general.add_row("", 'products of bfloat16 numbers where torch.set_float32_matmul_precision is "medium"')
         shared = f"on the {facts['threads']['torch']} threads of torch's OpenMP"
         alone = "on one thread: torch has no OpenMP runtime here that kernels could share"
         general.add_row("", shared if native["openmp"] else alone)

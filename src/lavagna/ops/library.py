@@ -206,16 +206,33 @@ def heard(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
-    """The native function of this name for float32 or float64."""
-    function = _functions.get((name, dtype))
-    if function is None:
-        function = getattr(native.module(), f"{name}_{str(dtype).removeprefix('torch.')}")
-        _functions[name, dtype] = function
+    """The native function of this name for float32 or float64.
+
+    Where torch is told that products in float32 may be made of bfloat16 numbers, and the kernel and the processor have
+    such products, it is the function that has them.
+    """
+    function, mixed = _functions.get((name, dtype)) or _find(name, dtype)
+    # What torch.set_float32_matmul_precision("medium") sets for the CPU; the getter of that name raises where a program
+    # has used torch.backends instead.
+    if mixed is not None and _precision("mkldnn", "matmul") == "bf16":
+        function = mixed
     return heard(function)
 
 
-#: those that were asked for
-_functions: dict[tuple[str, torch.dtype], Callable[..., Any]] = {}
+_precision = torch._C._get_fp32_precision_getter
+
+
+def _find(name: str, dtype: torch.dtype) -> _Functions:
+    module = native.module()
+    mixed = dtype == torch.float32 and module.bfloat16_products()
+    found = getattr(module, f"{name}_{str(dtype).removeprefix('torch.')}"), getattr(module, f"{name}_mixed", None)
+    return _functions.setdefault((name, dtype), found if mixed else (found[0], None))
+
+
+_Functions = tuple[Callable[..., Any], Callable[..., Any] | None]
+
+#: those that were asked for, and with them those with products of bfloat16 numbers
+_functions: dict[tuple[str, torch.dtype], _Functions] = {}
 
 
 def address(tensor: Tensor | None) -> int:
