@@ -20,8 +20,12 @@ struct Pair {
   std::int32_t halves;  // the first in the lower one
 };
 
-// Whether there are products of pairs: the instruction set has room for them, and the processor may have them.
-constexpr bool has_pairs = LAVAGNA_VECTOR_BYTES == 64;
+// Whether there are products of pairs: on some processors of the set, and the compiler takes them.
+#if defined(LAVAGNA_PAIRS)
+constexpr bool has_pairs = true;
+#else
+constexpr bool has_pairs = false;
+#endif
 
 // Numbers along the depth in one factor, and the factors that so many numbers take.
 template <class F>
@@ -51,8 +55,8 @@ LAVAGNA_INLINE Vec<T> spread_factor(T x) {
 
 LAVAGNA_INLINE VecI32 spread_factor(Pair x) { return x.halves - VecI32{}; }
 
-// sum += a · b. The instructions for pairs are written out, so that a file of the set AVX-512 has these and nothing else
-// that other processors of the set lack.
+// sum += a · b. The instructions for pairs are written out, so that a file of the set AVX-512 has these and nothing
+// else that other processors of the set lack.
 template <class V>
 LAVAGNA_INLINE void add_product(V& sum, V a, V b) {
   sum += a * b;
@@ -69,7 +73,7 @@ LAVAGNA_INLINE Pair* factors_of(T*, Pair* pairs) {
   return pairs;
 }
 
-#if LAVAGNA_VECTOR_BYTES == 64
+#if defined(LAVAGNA_PAIRS)
 LAVAGNA_INLINE void add_product(VecF& sum, VecI32 a, VecI32 b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }

@@ -63,7 +63,7 @@ int instruction_set() {
 void choose_instruction_set(int index) { chosen = index; }
 
 bool bfloat16_products() {
-#if defined(LAVAGNA_X86)
+#if defined(LAVAGNA_PAIRS)
   return instruction_sets[instruction_set()].usable == avx512 && __builtin_cpu_supports("avx512bf16");
 #else
   return false;

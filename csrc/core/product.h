@@ -155,8 +155,8 @@ void transpose(std::int64_t m, std::int64_t n, const T* a, std::int64_t a_row, T
 }
 
 // The same of pairs.
-[[maybe_unused]] LAVAGNA_INLINE void transpose(std::int64_t m, std::int64_t n, const Pair* a, std::int64_t a_row, Pair* b,
-                                               std::int64_t b_row) {
+LAVAGNA_INLINE void transpose(std::int64_t m, std::int64_t n, const Pair* a, std::int64_t a_row, Pair* b,
+                              std::int64_t b_row) {
   transpose(m, n, reinterpret_cast<const float*>(a), a_row, reinterpret_cast<float*>(b), b_row);
 }
 

@@ -1,4 +1,4 @@
-// The gated delta rule in chunks, forward and backward, and token by token. docs/performance/gated_delta.md explains it.
+// The gated delta rule in chunks, forward and backward, and token by token; docs/performance/gated_delta.md.
 #include "gated_delta.h"
 
 #include "gated_delta_backward.h"

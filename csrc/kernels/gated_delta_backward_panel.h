@@ -185,13 +185,12 @@ void backward_panel(const GatedDelta<T>& a, const Place<T>& place, const Chunk<T
   pack_across(C, columns.whole, s.ups, s.ups_factors, panel<T>);
   pack_along(2 * C * panel<T>, s.ups, s.ups_columns);
   pack_along(C * panel<T>, s.u, s.u_columns);
-  pack_along(a.keys * panel<T>, s_0, s.columns_of_memory);
-  pack_along(a.keys * panel<T>, d_s, s.columns_of_d_memory);
+  const F* const of_memory = along(a.keys * panel<T>, s_0, s.columns_of_memory);
+  const F* const of_d_memory = along<const T>(a.keys * panel<T>, d_s, s.columns_of_d_memory);
   transpose(2 * C, columns.whole / per<F>, s.ups_columns, across, s.turned_ups, 2 * C);
   transpose(C, columns.whole / per<F>, s.u_columns, across, s.turned_u, C);
-  product<T, into>(a.keys, 2 * C, depth, factors_of(s_0, s.columns_of_memory), across, 1, s.turned_ups, 2 * C, s.d_in,
-                   2 * C);
-  product<T, into>(a.keys, C, depth, factors_of<const T>(d_s, s.columns_of_d_memory), across, 1, s.turned_u, C, s.d_out, C);
+  product<T, into>(a.keys, 2 * C, depth, of_memory, across, 1, s.turned_ups, 2 * C, s.d_in, 2 * C);
+  product<T, into>(a.keys, C, depth, of_d_memory, across, 1, s.turned_u, C, s.d_out, C);
   product<T, into>(2 * C, C, depth, s.ups_columns, across, 1, s.turned_u, C, s.d_scores, C);
 
   // dS_0 = D_C0 dS_C + Q_inᵀ dO − K_inᵀ dW

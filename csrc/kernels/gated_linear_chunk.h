@@ -152,7 +152,14 @@ struct Chunk {
   ChannelDecay<T, 1> absorbed;
 
   Chunk(const Part<T>& p, Pieces<T>& pieces)
-      : p(p), a(p.a), K(a.keys), Kp(whole_vectors(a.keys)), Vp(whole_vectors(a.strip + a.normalizer)), start(0), tokens(0), C(a.chunk) {
+      : p(p),
+        a(p.a),
+        K(a.keys),
+        Kp(whole_vectors(a.keys)),
+        Vp(whole_vectors(a.strip + a.normalizer)),
+        start(0),
+        tokens(0),
+        C(a.chunk) {
     q = pieces.take(C * Kp);
     k = pieces.take(C * Kp);
     v = pieces.take(C * Vp);

@@ -74,6 +74,7 @@ def gated_delta(
     Numerics:
         float32 inside (float64 when an input is), whatever the dtypes. A decay over a range is made of
         that range's own terms; no positive number is exponentiated. README.md has the chunk form.
+        torch.set_float32_matmul_precision("medium") lets impl="cpu" make the products of a chunk of bfloat16 numbers.
 
     Source:
         The delta rule in chunks: Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over

@@ -87,6 +87,7 @@ def gated_linear(
         Computed in float32 (float64 when an input is), whatever the inputs' dtype. Only decays ≤ 1 are
         multiplied, each from the tokens it spans, so that forward and gradients keep their digits beside
         a log_decay of −1e4. Where log_decay is per key channel, the chunk form has first derivatives only.
+        torch.set_float32_matmul_precision("medium") lets impl="cpu" make the products of a chunk of bfloat16 numbers.
 
     Source:
         Katharopoulos et al. 2020 (normalizer), Sun et al. 2023 (RetNet), Yang et al. 2023 (GLA), Dao & Gu
