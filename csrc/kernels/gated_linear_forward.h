@@ -50,10 +50,12 @@ void forward_part(const Part<T>& p, T* memory) {
     for (std::int64_t j = 0; j < Vp; j += panel<T>) {
       gather(a.S + at(s) * K * a.values + p.column(s) + j, a.values, K, within(p.width(s) - j), T(1), S + K * j, K,
              panel<T>);
-      if (a.normalizer && p.width(s) - j < panel<T>)
-        for (std::int64_t c = 0; c < K; ++c) S[K * j + c * panel<T> + p.width(s) - j] = a.z[at(s) * K + c];
-      pack_across(K, panel<T>, S + K * j, factors_at(s) + steps<F>(K) * j, panel<T>);
     }
+    const std::int64_t last = p.width(s) / panel<T> * panel<T>;
+    if (a.normalizer)
+      for (std::int64_t c = 0; c < K; ++c) S[K * last + c * panel<T> + p.width(s) - last] = a.z[at(s) * K + c];
+    for (std::int64_t j = 0; j < Vp; j += panel<T>)
+      pack_across(K, panel<T>, S + K * j, factors_at(s) + steps<F>(K) * j, panel<T>);
   }
 
   for (std::int64_t first = 0; first < p.length; first += a.chunk) {
