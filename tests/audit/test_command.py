@@ -17,11 +17,11 @@ from lavagna.cli import app
 from lavagna.errors import InputError
 from lavagna.models import Classifier, ClassifierConfig, LanguageModel, LanguageModelConfig
 
-from . import twins
+from .twins import padding
 
 Run = Callable[..., tuple[int, str, str]]
 CONFIG: dict[str, Any] = {"vocab_size": 29, "width": 16, "layers": "gla"}
-FACTORY = f"{twins.__name__}:MaskIgnored"
+FACTORY = f"{padding.__name__}:MaskIgnored"
 module = nn.Linear(3, 3)
 not_a_model = 7
 

@@ -15,7 +15,11 @@ from lavagna.audit import TRAPS, Status, assert_sound, audit
 from lavagna.errors import InputError
 from tests.conftest import ROOT
 
-from .twins import Decoder, MaskIgnored, NoMask, NoPositions, Recurrence
+from .twins.attention import NoPositions
+from .twins.causality import NoMask
+from .twins.decoder import Decoder
+from .twins.padding import MaskIgnored
+from .twins.recurrence import Recurrence
 
 
 def test_the_model_is_left_as_it_is() -> None:
