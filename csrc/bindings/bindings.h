@@ -1,10 +1,12 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 
 #include <chrono>
 #include <cstdint>
 #include <thread>
+#include <tuple>
 
 #include "program.h"
 
@@ -25,6 +27,7 @@ void bind_skinny_linear(nb::module_& module);
 namespace lavagna {
 
 using Address = std::uintptr_t;
+using Int = std::int64_t;
 
 template <class T>
 T* at(Address address) {

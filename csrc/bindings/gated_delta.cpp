@@ -5,15 +5,19 @@
 namespace lavagna {
 namespace {
 
-// What all three kernels read. `sizes` are key heads, value heads, K, V; `rows` of each tensor over time are given by
-// its address and the distance between them.
+// What all kernels are given: threads, sequences and sizes, options, and each tensor over time by its address and the
+// distance between its rows.
+using Given = std::tuple<int, Address, Int, Int, Int, Int, Int, Int,  //
+                         int, bool, double,                           //
+                         Address, Int, Address, Int, Address, Int, Address, Int, Address, Int>;
+
 template <class T>
-GatedDelta<T> inputs(Address bounds, std::int64_t count, std::int64_t tokens, std::int64_t key_heads,
-                     std::int64_t heads, std::int64_t keys, std::int64_t values, int fading, bool unit, double scale,
-                     Address q, std::int64_t q_row, Address k, std::int64_t k_row, Address v, std::int64_t v_row,
-                     Address beta, std::int64_t beta_row, Address log_decay, std::int64_t log_decay_row) {
+GatedDelta<T> arguments(const Given& given) {
+  [[maybe_unused]] const auto [threads, bounds, count, tokens, key_heads, heads, keys, values,  //
+              fading, unit, scale,                                             //
+              q, q_row, k, k_row, v, v_row, beta, beta_row, log_decay, log_decay_row] = given;
   GatedDelta<T> a{};
-  a.sequences = {at<const std::int64_t>(bounds), count, tokens};
+  a.sequences = {at<const Int>(bounds), count, tokens};
   a.key_heads = key_heads;
   a.heads = heads;
   a.keys = keys;
@@ -45,48 +49,40 @@ const GatedDeltaForms<T>& forms(const GatedDelta<T>& a) {
 }
 
 template <class T>
-void run(int threads, std::int64_t tasks, const GatedDeltaKernel<T>& kernel, GatedDelta<T>& a) {
+void run(int threads, Int tasks, const GatedDeltaKernel<T>& kernel, GatedDelta<T>& a) {
   a.scratch_size = kernel.scratch(a);
-  const Scratch scratch(a.scratch_size * team(threads, tasks) * static_cast<std::int64_t>(sizeof(T)));
+  const Scratch scratch(a.scratch_size * team(threads, tasks) * Int{sizeof(T)});
   a.scratch = scratch.as<T>();
   parallel(threads, tasks, kernel.run, &a);
 }
 
 // Into how many blocks of columns the memory of a head is cut: as few as let the threads share the work evenly.
-std::int64_t column_blocks(int threads, std::int64_t heads, std::int64_t values) {
-  std::int64_t blocks = 1;
+Int column_blocks(int threads, Int heads, Int values) {
+  Int blocks = 1;
   while (blocks < threads && heads * blocks % threads != 0 && blocks * 32 < values) ++blocks;
   return heads >= 4 * threads ? 1 : blocks;
 }
 
 // chunk = 0: token by token.
 template <class T, bool mixed = false>
-void forward(int threads, Address bounds, std::int64_t count, std::int64_t tokens, std::int64_t key_heads,
-             std::int64_t heads, std::int64_t keys, std::int64_t values, int fading, bool unit, double scale,
-             Address q, std::int64_t q_row, Address k, std::int64_t k_row, Address v, std::int64_t v_row, Address beta,
-             std::int64_t beta_row, Address log_decay, std::int64_t log_decay_row, std::int64_t chunk, Address state,
-             Address o, Address final_state, Address kept) {
-  GatedDelta<T> a = inputs<T>(bounds, count, tokens, key_heads, heads, keys, values, fading, unit, scale, q, q_row, k,
-                              k_row, v, v_row, beta, beta_row, log_decay, log_decay_row);
+void forward(const Given& given, Int chunk, Address state, Address o, Address final_state, Address kept) {
+  GatedDelta<T> a = arguments<T>(given);
   a.chunk = chunk;
   a.state = at<const T>(state);
   a.o = at<T>(o);
   a.final_state = at<T>(final_state);
   a.kept = at<T>(kept);
-  if (chunk == 0) return run(threads, count * heads, forms<T, mixed>(a).recurrent, a);
-  a.blocks = column_blocks(threads, count * heads, values);
-  run(threads, count * heads * a.blocks, forms<T, mixed>(a).chunk, a);
+  const int threads = std::get<0>(given);
+  const Int heads = a.sequences.count * a.heads;
+  if (chunk == 0) return run(threads, heads, forms<T, mixed>(a).recurrent, a);
+  a.blocks = column_blocks(threads, heads, a.values);
+  run(threads, heads * a.blocks, forms<T, mixed>(a).chunk, a);
 }
 
 template <class T, bool mixed = false>
-void backward(int threads, Address bounds, std::int64_t count, std::int64_t tokens, std::int64_t key_heads,
-              std::int64_t heads, std::int64_t keys, std::int64_t values, int fading, bool unit, double scale,
-              Address q, std::int64_t q_row, Address k, std::int64_t k_row, Address v, std::int64_t v_row,
-              Address beta, std::int64_t beta_row, Address log_decay, std::int64_t log_decay_row, std::int64_t chunk,
-              Address kept, Address d_o, std::int64_t d_o_row, Address d_final_state, Address dq, Address dk,
-              Address dv, Address d_beta, Address d_log_decay, Address d_state) {
-  GatedDelta<T> a = inputs<T>(bounds, count, tokens, key_heads, heads, keys, values, fading, unit, scale, q, q_row, k,
-                              k_row, v, v_row, beta, beta_row, log_decay, log_decay_row);
+void backward(const Given& given, Int chunk, Address kept, Address d_o, Int d_o_row, Address d_final_state, Address dq,
+              Address dk, Address dv, Address d_beta, Address d_log_decay, Address d_state) {
+  GatedDelta<T> a = arguments<T>(given);
   a.chunk = chunk;
   a.kept = at<T>(kept);
   a.d_o = at<const T>(d_o);
@@ -98,7 +94,7 @@ void backward(int threads, Address bounds, std::int64_t count, std::int64_t toke
   a.d_beta = at<T>(d_beta);
   a.d_log_decay = at<T>(d_log_decay);
   a.d_state = at<T>(d_state);
-  run(threads, count * key_heads, forms<T, mixed>(a).backward, a);
+  run(std::get<0>(given), a.sequences.count * a.key_heads, forms<T, mixed>(a).backward, a);
 }
 
 }  // namespace

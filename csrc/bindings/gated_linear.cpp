@@ -5,14 +5,19 @@
 namespace lavagna {
 namespace {
 
-// What forward and backward both get first.
+// What all kernels are given: threads, sequences and sizes, options, and each tensor over time by its address and the
+// distance between its rows; the bonus.
+using Given = std::tuple<int, Address, Int, Int, Int, Int, Int, Int, Int,  //
+                         int, bool, double, double,                        //
+                         Address, Int, Address, Int, Address, Int, Address, Int, Address>;
+
 template <class T>
-GatedLinear<T> given(Address bounds, std::int64_t count, std::int64_t each, std::int64_t tokens, std::int64_t heads,
-                     std::int64_t ratio, std::int64_t keys, std::int64_t values, int gate, bool normalizer,
-                     double scale, double epsilon, Address q, std::int64_t q_row, Address k, std::int64_t k_row,
-                     Address v, std::int64_t v_row, Address log_decay, std::int64_t log_decay_row, Address bonus) {
+GatedLinear<T> arguments(const Given& given) {
+  [[maybe_unused]] const auto [threads, bounds, count, each, tokens, heads, ratio, keys, values,  //
+                               gate, normalizer, scale, epsilon,                                  //
+                               q, q_row, k, k_row, v, v_row, log_decay, log_decay_row, bonus] = given;
   GatedLinear<T> a{};
-  a.sequences = {at<const std::int64_t>(bounds), count, each};
+  a.sequences = {at<const Int>(bounds), count, each};
   a.tokens = tokens;
   a.heads = heads;
   a.ratio = ratio;
@@ -35,8 +40,8 @@ GatedLinear<T> given(Address bounds, std::int64_t count, std::int64_t each, std:
 }
 
 template <class T>
-void run(int threads, std::int64_t tasks, Body body, std::int64_t scratch_size, GatedLinear<T>& a) {
-  Scratch scratch(team(threads, tasks) * scratch_size * static_cast<std::int64_t>(sizeof(T)));
+void run(int threads, Int tasks, Body body, Int scratch_size, GatedLinear<T>& a) {
+  const Scratch scratch(team(threads, tasks) * scratch_size * Int{sizeof(T)});
   a.scratch = scratch.as<T>();
   a.scratch_size = scratch_size;
   parallel(threads, tasks, body, &a);
@@ -49,14 +54,9 @@ const GatedLinearForms& forms() {
 
 // chunk 0: the recurrent form.
 template <class T, bool mixed = false>
-void forward(int threads, Address bounds, std::int64_t count, std::int64_t each, std::int64_t tokens,
-             std::int64_t heads, std::int64_t ratio, std::int64_t keys, std::int64_t values, int gate, bool
-             normalizer, double scale, double epsilon, Address q, std::int64_t q_row, Address k, std::int64_t k_row,
-             Address v, std::int64_t v_row, Address log_decay, std::int64_t log_decay_row, Address bonus,
-             std::int64_t chunk, std::int64_t keep, std::int64_t parts, std::int64_t strip, Address S, Address z,
-             Address o, Address final_S, Address final_z, Address weight, Address kept) {
-  GatedLinear<T> a = given<T>(bounds, count, each, tokens, heads, ratio, keys, values, gate, normalizer, scale,
-                              epsilon, q, q_row, k, k_row, v, v_row, log_decay, log_decay_row, bonus);
+void forward(const Given& given, Int chunk, Int keep, Int parts, Int strip, Address S, Address z, Address o,
+             Address final_S, Address final_z, Address weight, Address kept) {
+  GatedLinear<T> a = arguments<T>(given);
   a.chunk = chunk;
   a.keep = keep;
   a.parts = parts;
@@ -69,25 +69,22 @@ void forward(int threads, Address bounds, std::int64_t count, std::int64_t each,
   a.weight = at<T>(weight);
   a.kept = at<T>(kept);
   const GatedLinearForms& forms = lavagna::forms<T, mixed>();
+  const int threads = std::get<0>(given);
+  const Int count = a.sequences.count;
   if (chunk == 0)
-    run(threads, count * a.value_heads(), forms.recurrent, 2 * whole_vectors(keys), a);
+    run(threads, count * a.value_heads(), forms.recurrent, 2 * whole_vectors(a.keys), a);
   else if (count > 0)
-    run(threads, count * heads * parts, forms.forward, forms.scratch(&a, false), a);
+    run(threads, count * a.heads * parts, forms.forward, forms.scratch(&a, false), a);
 }
 
 template <class T, bool mixed = false>
-void backward(int threads, Address bounds, std::int64_t count, std::int64_t each, std::int64_t tokens,
-              std::int64_t heads, std::int64_t ratio, std::int64_t keys, std::int64_t values, int gate, bool
-              normalizer, double scale, double epsilon, Address q, std::int64_t q_row, Address k, std::int64_t k_row,
-              Address v, std::int64_t v_row, Address log_decay, std::int64_t log_decay_row, Address bonus,
-              std::int64_t keep, std::int64_t parts, Address o, Address weight, Address kept,
-              Address d_o, std::int64_t d_o_row, Address d_final_S, Address d_final_z, Address dq, Address dk,
-              Address dv, Address d_log_decay, Address d_bonus, Address d_S, Address d_z) {
-  GatedLinear<T> a = given<T>(bounds, count, each, tokens, heads, ratio, keys, values, gate, normalizer, scale,
-                              epsilon, q, q_row, k, k_row, v, v_row, log_decay, log_decay_row, bonus);
+void backward(const Given& given, Int keep, Int parts, Address o, Address weight, Address kept, Address d_o,
+              Int d_o_row, Address d_final_S, Address d_final_z, Address dq, Address dk, Address dv,
+              Address d_log_decay, Address d_bonus, Address d_S, Address d_z) {
+  GatedLinear<T> a = arguments<T>(given);
   a.chunk = a.keep = keep;
   a.parts = parts;
-  a.strip = values;
+  a.strip = a.values;
   a.o = at<T>(o);
   a.weight = at<T>(weight);
   a.kept = at<T>(kept);
@@ -105,7 +102,8 @@ void backward(int threads, Address bounds, std::int64_t count, std::int64_t each
   // The gradient of a constant decay is one sum over all tokens, in which what is rounded off a slow state adds up.
   const GatedLinearForms& forms =
       a.gate == Gate::constant ? lavagna::forms<T, false>() : lavagna::forms<T, mixed>();
-  if (count > 0) run(threads, count * heads * parts, forms.backward, forms.scratch(&a, true), a);
+  const Int tasks = a.sequences.count * a.heads * parts;
+  if (tasks > 0) run(std::get<0>(given), tasks, forms.backward, forms.scratch(&a, true), a);
 }
 
 }  // namespace

@@ -1,15 +1,9 @@
 #include "../kernels/selective_scan.h"
 
-#include <nanobind/stl/tuple.h>
-
-#include <tuple>
-
 #include "bindings.h"
 
 namespace lavagna {
 namespace {
-
-using Int = std::int64_t;
 
 // What all three kernels are given: sequences, sizes, options, tensors.
 using Given = std::tuple<Address, Int, Int, Int, Int, Int,  //

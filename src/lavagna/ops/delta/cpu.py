@@ -106,7 +106,7 @@ def _run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     output, final, kept = _shapes(*arguments)
     untouched(output, kept)
     kernel("gated_delta_forward", q.dtype)(
-        *given,
+        given,
         chunk_length(size, CHUNK, q.shape[3]) if size else 0,
         *(state.data_ptr(), output.data_ptr(), final.data_ptr(), kept.data_ptr() if keep else 0),
     )
@@ -130,7 +130,7 @@ def _run_backward(d_output: Tensor, d_final: Tensor, kept: Tensor, *arguments: A
     found = _shapes_of_backward(d_output, d_final, kept, *arguments)
     untouched(*found)
     kernel("gated_delta_backward", q.dtype)(
-        *given,
+        given,
         chunk_length(size or CHUNK, CHUNK, q.shape[3]),
         *(address(kept), address(d_rows), d_row, address(d_final), *(address(x) for x in found)),
     )
@@ -183,7 +183,7 @@ def _run_step(state: Tensor, *token: Any) -> Tensor:
     inputs: list[Any] = [*timed, state, None, unit, scale]
     given, held = _given(*inputs)
     output, place = alike(timed[2]), state.data_ptr()
-    kernel("gated_delta_forward", state.dtype)(*given, 0, place, output.data_ptr(), place, 0)
+    kernel("gated_delta_forward", state.dtype)(given, 0, place, output.data_ptr(), place, 0)
     del held
     return output
 

@@ -149,8 +149,8 @@ def _run(*arguments: Any) -> tuple[Tensor, ...]:
     untouched(results[0], results[4])
     o, final_S, final_z, weight, kept = map(address, results)
     kernel("gated_linear_forward", q.dtype)(
-        *(*given, min(size, keep_every), keep_every, parts, strip, address(S), address(z), o, final_S, final_z, weight),
-        kept if keep else 0,
+        *(given, min(size, keep_every), keep_every, parts, strip),
+        *(address(S), address(z), o, final_S, final_z, weight, kept if keep else 0),
     )
     del held
     return results
@@ -187,7 +187,7 @@ def _run_backward(
         d_log_decay = d_log_decay.new_empty(sequences, *d_log_decay.shape)
     d_bonus = d_bonus.new_empty(sequences, *d_bonus.shape)
     kernel("gated_linear_backward", q.dtype)(
-        *(*given, _keep(q.shape[3]), parts, address(o), address(weight), address(kept)),
+        *(given, _keep(q.shape[3]), parts, address(o), address(weight), address(kept)),
         *(address(d_rows), d_row, address(d_S), address(d_z), address(dq), address(dk), address(dv)),
         *(address(d_log_decay), address(d_bonus), address(d_S_before), address(d_z_before)),
     )
@@ -250,7 +250,7 @@ def _read(inputs: tuple[Any, ...], final_S: Tensor, final_z: Tensor | None) -> T
     S, z = inputs[5].contiguous(), contiguous(inputs[6])
     o = alike(inputs[2])
     states = (S.data_ptr(), address(z), o.data_ptr(), final_S.data_ptr(), address(final_z))
-    kernel("gated_linear_forward", S.dtype)(*given, 0, 1, 1, 1, *states, 0, 0)
+    kernel("gated_linear_forward", S.dtype)(given, 0, 1, 1, 1, *states, 0, 0)
     del held
     return o
 
