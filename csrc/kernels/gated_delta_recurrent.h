@@ -105,28 +105,29 @@ void recurrent_sequence(const GatedDelta<T>& a, std::int64_t m, std::int64_t hea
       std::memcpy(kept + t / gated_delta_segment * a.heads * size, from, size * sizeof(T));
     fill_row(k, a.k + (first + t) * a.k_row + key_head * a.keys, a.keys);
     fill_row(q, a.q + (first + t) * a.q_row + key_head * a.keys, a.keys);
-    Vec<T> kk{}, qq{}, qk{};
-    for (std::int64_t c = 0; c < row; c += lanes<T>) {
-      kk += load(k + c) * load(k + c);
-      qq += load(q + c) * load(q + c);
-    }
     T of_k = 1, of_q = a.scale;
     if (a.unit) {
+      Vec<T> kk{}, qq{};
+      for (std::int64_t c = 0; c < row; c += lanes<T>) {
+        kk += load(k + c) * load(k + c);
+        qq += load(q + c) * load(q + c);
+      }
       of_k /= square_root(sum<T>(kk) + T(1e-6));
       of_q /= square_root(sum<T>(qq) + T(1e-6));
     }
+    Vec<T> qk{};
     for (std::int64_t c = 0; c < row; c += lanes<T>) {
       store(k + c, load(k + c) * of_k);
       store(q + c, load(q + c) * of_q);
       qk += load(k + c) * load(q + c);
     }
+    Vec<T> of_head{};
     if (a.fading == Fading::channel)
       fill_row(decay, a.log_decay + (first + t) * a.log_decay_row + head * a.keys, a.keys);
+    else if (a.fading == Fading::head)
+      of_head = exp<T>(splat(a.log_decay[(first + t) * a.log_decay_row + head]));
     for (std::int64_t c = 0; a.fading != Fading::none && c < row; c += lanes<T>) {
-      const Vec<T> log_decay = a.fading == Fading::channel
-                                   ? load(decay + c)
-                                   : splat(a.log_decay[(first + t) * a.log_decay_row + head]);
-      const Vec<T> faded = exp<T>(log_decay);
+      const Vec<T> faded = a.fading == Fading::channel ? exp<T>(load(decay + c)) : of_head;
       store(decay + c, faded);
       store(k_reads + c, load(k + c) * faded);
       store(q_reads + c, load(q + c) * faded);
