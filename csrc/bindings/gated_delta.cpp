@@ -106,8 +106,8 @@ void bind_gated_delta(nb::module_& module) {
   module.attr("gated_delta_segment") = gated_delta_segment;
   module.def("gated_delta_forward_float32", playable<&forward<float>>, Unlocked());
   module.def("gated_delta_forward_float64", playable<&forward<double>>, Unlocked());
-  module.def("gated_delta_forward_mixed", playable<&forward<float, true>>, Unlocked());
+  module.def("gated_delta_forward_float32_of_bfloat16", playable<&forward<float, true>>, Unlocked());
   module.def("gated_delta_backward_float32", &backward<float>, Unlocked());
   module.def("gated_delta_backward_float64", &backward<double>, Unlocked());
-  module.def("gated_delta_backward_mixed", &backward<float, true>, Unlocked());
+  module.def("gated_delta_backward_float32_of_bfloat16", &backward<float, true>, Unlocked());
 }

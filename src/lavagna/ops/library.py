@@ -223,10 +223,9 @@ _precision = torch._C._get_fp32_precision_getter
 
 
 def _find(name: str, dtype: torch.dtype) -> _Functions:
-    module = native.module()
-    mixed = dtype == torch.float32 and module.bfloat16_products()
-    found = getattr(module, f"{name}_{str(dtype).removeprefix('torch.')}"), getattr(module, f"{name}_mixed", None)
-    return _functions.setdefault((name, dtype), found if mixed else (found[0], None))
+    module, own = native.module(), f"{name}_{str(dtype).removeprefix('torch.')}"
+    mixed = getattr(module, f"{own}_of_bfloat16", None) if module.bfloat16_products() else None
+    return _functions.setdefault((name, dtype), (getattr(module, own), mixed))
 
 
 _Functions = tuple[Callable[..., Any], Callable[..., Any] | None]
