@@ -81,8 +81,9 @@ void backward(int threads, const Given& given, Int rows, Int pieces, Address kep
   parallel(threads, tasks, selective_scan().backward[sizeof(T) == 8], &a);
 }
 
-// To wake other threads takes as long as this many states.
-constexpr Int worth_sharing = Int{1} << 17;
+// States from which on a step is shared: 20 µs of one thread. A second one that has just worked would be worth 2 µs in 8
+// at a third of them; one that must be woken, or shares its core with others, costs many times that.
+constexpr Int worth_sharing = Int{1} << 16;
 
 template <class T>
 void step(int threads, const Given& given, Address y, Address final) {
