@@ -5,7 +5,7 @@
 namespace lavagna {
 namespace {
 
-template <SkinnyLinearFormats formats>
+template <int format>
 void run(int threads, std::int64_t rows, std::int64_t inputs, std::int64_t outputs, Address x, std::int64_t x_row,
          Address weight, Address bias, Address y) {
   const Scratch spread(skinny_linear_spread(inputs) * rows * static_cast<std::int64_t>(sizeof(float)));
@@ -19,10 +19,10 @@ void run(int threads, std::int64_t rows, std::int64_t inputs, std::int64_t outpu
   a.bias = at<const void>(bias);
   a.y = at<void>(y);
   a.spread = spread.as<float>();
-  skinny_linear().spread[formats](a);
+  skinny_linear().spread[format](a);
   // To wake the other threads takes longer than to read a small matrix.
   const bool small = inputs * outputs < 1 << 16;
-  parallel(small ? 1 : threads, outputs, skinny_linear().run[formats], &a);
+  parallel(small ? 1 : threads, outputs, skinny_linear().run[format], &a);
 }
 
 }  // namespace
@@ -31,7 +31,6 @@ void run(int threads, std::int64_t rows, std::int64_t inputs, std::int64_t outpu
 void bind_skinny_linear(nb::module_& module) {
   using namespace lavagna;
   module.attr("skinny_linear_rows") = skinny_linear_rows;
-  module.def("skinny_linear_float32", playable<&run<skinny_float32>>, Unlocked());
-  module.def("skinny_linear_mixed", playable<&run<skinny_mixed>>, Unlocked());
-  module.def("skinny_linear_bfloat16", playable<&run<skinny_bfloat16>>, Unlocked());
+  module.def("skinny_linear_float32", playable<&run<0>>, Unlocked());
+  module.def("skinny_linear_bfloat16", playable<&run<1>>, Unlocked());
 }

@@ -206,7 +206,7 @@ def heard(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
-    """The native function of this name for float32 or float64.
+    """The native function of this name for a dtype.
 
     Where torch is told that products in float32 may be made of bfloat16 numbers, and the kernel and the processor have
     such products, it is the function that has them.

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import native
 from .dispatch import automatic_is_native
-from .library import address, define, heard
+from .library import address, define, kernel
 
 __all__ = ["linear"]
 
 #: rows of x that the kernel takes
 ROWS = 4
-
-#: dtypes of x and weight -> the native function
-_FUNCTIONS = {
-    (torch.float32, torch.float32): "skinny_linear_float32",
-    (torch.float32, torch.bfloat16): "skinny_linear_mixed",
-    (torch.bfloat16, torch.bfloat16): "skinny_linear_bfloat16",
-}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -67,18 +56,13 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     )
 
 
-@cache
-def _function(x: torch.dtype, weight: torch.dtype) -> Any:
-    return getattr(native.module(), _FUNCTIONS[x, weight])
-
-
 def _run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     outputs, inputs = weight.shape
     if x.numel() > inputs or x.stride(-1) != 1:
         x = x.contiguous()
     bias = None if bias is None else bias.contiguous()
     y = x.new_empty(*x.shape[:-1], outputs)
-    heard(_function(x.dtype, weight.dtype))(
+    kernel("skinny_linear", x.dtype)(
         torch.get_num_threads(),
         x.numel() // inputs,
         inputs,
