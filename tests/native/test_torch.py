@@ -67,6 +67,7 @@ def test_torch_finds_no_fault_in_their_registration() -> None:
         function = getattr(torch.ops.lavagna, name).default
         calls[name] = function, in_place(function, *calls[name.removesuffix("_step_")])
     for name, (function, each) in calls.items():
+        assert each, f"no call of {name} was seen"
         differentiable = f"{name}_backward" in calls
         for arguments in _different(each):
             asked = tuple(
