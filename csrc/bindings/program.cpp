@@ -7,11 +7,18 @@ namespace {
 
 thread_local Program* current = nullptr;
 
+// Calls of kernels are added to the program while this lives.
+class Recording {
+ public:
+  explicit Recording(Program& program) { current = &program; }
+  ~Recording() { current = nullptr; }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+};
+
 }  // namespace
 
 Program* Program::recorded() { return current; }
-
-void Program::record(Program* program) { current = program; }
 
 }  // namespace lavagna
 
@@ -21,8 +28,10 @@ void bind_program(nb::module_& module) {
       .def(nb::init<>())
       .def("run", &Program::run, Unlocked(), "Make all calls, in their order.")
       .def(
-          "record", [](Program& program) { Program::record(&program); },
-          "Add the calls that this thread makes from now on, until stop_recording().");
-  module.def(
-      "stop_recording", [] { Program::record(nullptr); }, "Add calls of this thread to no program.");
+          "add",
+          [](Program& program, nb::callable kernel, nb::args arguments) {
+            const Recording recording(program);
+            kernel(*arguments);
+          },
+          "Call a kernel with these arguments, and add the call.");
 }

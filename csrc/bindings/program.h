@@ -20,7 +20,6 @@ class Program {
 
   // The program that calls of this thread are added to, or null.
   static Program* recorded();
-  static void record(Program* program);
 
  private:
   std::vector<std::function<void()>> calls_;

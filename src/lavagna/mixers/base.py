@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -40,12 +41,15 @@ def _described(kinds: Kinds) -> str:
     return ", ".join(f"{name} (complex)" if is_complex else name for name, is_complex in kinds) or "nothing"
 
 
-def _first_parameter(module: nn.Module) -> nn.Parameter:
-    """The first of module.parameters(), which takes as long to begin as a step takes a small operator."""
+def _first_parameter(module: nn.Module) -> Tensor:
+    """The first of module.parameters(), which takes as long to begin as a step takes a small operator.
+
+    Where there are none (a quantised module holds its weights in another way) the first buffer.
+    """
     for parameter in module._parameters.values():
         if parameter is not None:
             return parameter
-    return next(module.parameters())
+    return next(chain(module.parameters(), module.buffers()))
 
 
 class Mixer(nn.Module):

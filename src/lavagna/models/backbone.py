@@ -178,21 +178,28 @@ class Backbone(nn.Module):
                 )
         return self.embedding(tokens)
 
+    def check_state(self, state: Any, rows: int) -> None:
+        """Refuse what is no state of this model with so many rows.
+
+        Raises:
+            StateError: the message names what was expected and what came.
+        """
+        if not isinstance(state, ModelState):
+            raise StateError(f"state must be a ModelState, got a {type(state).__name__}")
+        if len(state.layers) != len(self.blocks):
+            raise StateError(f"state must have {len(self.blocks)} layers, got {len(state.layers)}")
+        held = next((leaf.shape[0] for _, leaf in named_leaves(state)), rows)
+        if held != rows:
+            raise StateError(f"state must have {rows} rows, got {held}")
+        if (state.seen is None) != (self.config.position == "none"):
+            raise StateError(
+                f"state must come from a model with position {self.config.position!r}, "
+                f"got one {'without' if state.seen is None else 'with'} positions"
+            )
+
     def _run(self, x: Tensor, state: ModelState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ModelState]:
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         if state is not None:
-            if not isinstance(state, ModelState):
-                raise StateError(f"state must be a ModelState, got a {type(state).__name__}")
-            if len(state.layers) != len(self.blocks):
-                raise StateError(f"state must have {len(self.blocks)} layers, got {len(state.layers)}")
-            held = next((leaf.shape[0] for _, leaf in named_leaves(state)), rows)
-            if held != rows:
-                raise StateError(f"state must have {rows} rows, got {held}")
-            if (state.seen is None) != (self.config.position == "none"):
-                raise StateError(
-                    f"state must come from a model with position {self.config.position!r}, "
-                    f"got one {'without' if state.seen is None else 'with'} positions"
-                )
+            self.check_state(state, x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1)
         seen = None
         if self.config.position != "none":
             x, seen = self._add_positions(x, None if state is None else state.seen, cu_seqlens)

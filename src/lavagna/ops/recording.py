@@ -5,19 +5,22 @@ A recording keeps what a call did below all of its Python: the native kernels wi
 torch's operators with their tensors. Views and allocations are gone; every tensor of the call stays where it was, and
 is overwritten by the next.
 
-What Python itself decided is played as it was decided then. So a call is played only where it has nothing to decide
-(:func:`fixed`), it reads no number of a tensor into Python while it is recorded, and one more call has given the same
-bits as its recording (:meth:`Recording.proven`).
+What Python itself decided is played as it was decided then. So a call is recorded only where its state has nothing to
+decide (:func:`fixed`), and refused where it takes numbers out of tensors, draws random ones, or writes on what is
+neither its state nor its own; and it is played only after one more call has given the same bits as its recording
+(:meth:`Recording.prove`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import native
@@ -51,8 +54,14 @@ _EMPTY = (
     _aten.new_empty_strided.default,
 )
 
-#: operators whose results, or the shapes of them, depend on numbers that Python or the allocator must see
-_UNKNOWN = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+#: operators whose results, or the shapes of them, depend on numbers that Python or the allocator must see, or on chance
+_UNKNOWN = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
+
+#: what takes numbers out of a tensor where torch's dispatcher does not see it
+_TAKING = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr)
+
+#: bytes that the results of a call may take: beyond, its kernels take longer than its Python
+LARGEST = 8 << 20
 
 
 def fixed(state: Any) -> bool:
@@ -71,80 +80,125 @@ class Recording:
         state: contiguous tensors in tuples, which this recording overwrites with those of the next state.
 
     Attributes:
-        x, y: input and output of each call.
+        y: output of each call.
         state: before a call and after it.
 
     Raises:
-        BackendError: something in the call cannot be played again.
+        BackendError: something in the call cannot be played again. The state may then be overwritten in part.
     """
 
     def __init__(self, step: Step, x: Tensor, state: Any) -> None:
-        self.x, self.state = x, state
+        self.state = state
+        self._x = x
         self._step = step
-        listener = _Listener()
-        with listener, overwriting():
+        listener = _Listener(leaves(state))
+        with _put_back(), _Numbers(), listener, overwriting():
             self.y, after = step(x, state)
-            self._keep(after, listener)
+            _keep(leaves(state), leaves(after), listener)
         self._calls = listener.calls
         self._alive = listener.alive
 
-    def _keep(self, after: Any, listener: _Listener) -> None:
-        """Overwrite the state by what comes after it, as part of the call."""
-        before, after = leaves(self.state), leaves(after)
-        if len(before) != len(after):
-            raise BackendError("a step that changes what its state consists of cannot be played again")
-        pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
-        held = {old.untyped_storage().data_ptr(): old for old in before}
-        for old, new in pairs:
-            if old.shape != new.shape or old.dtype != new.dtype:
-                raise BackendError("a step whose state changes its shape cannot be played again")
-            if held.get(new.untyped_storage().data_ptr(), old) is not old:
-                raise BackendError("a step whose states change places cannot be played again")
-            old.copy_(new)
-
-    def __call__(self) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Play it: y from x, and the state after it in place of the one before."""
+        if x is not self._x:
+            self._x.copy_(x)
         for call in self._calls:
             call()
         return self.y
 
-    def proven(self, x: Tensor) -> bool:
-        """Go on by x, once played and once computed anew; whether both gave the same bits."""
+    def prove(self, x: Tensor) -> tuple[bool, Tensor, Any]:
+        """Go on by x, once played and once computed anew.
+
+        Returns:
+            Whether both gave the same bits; output and next state as computed.
+        """
         before = map_tensors(torch.clone, self.state)
         y, after = self._step(x, before)
-        if x is not self.x:
-            self.x.copy_(x)
-        played = [self(), *leaves(self.state)]
-        return all(map(_same_bits, played, [y, *leaves(after)]))
+        played = [self(x), *leaves(self.state)]
+        return all(map(_same_bits, played, [y, *leaves(after)])), y, after
+
+
+def _keep(before: list[Tensor], after: list[Tensor], listener: _Listener) -> None:
+    """Overwrite the state by what comes after it, as part of the call."""
+    if len(before) != len(after):
+        raise BackendError("a step that changes what its state consists of cannot be played again")
+    held = {_memory(old): old for old in before}
+    for old, new in zip(before, after, strict=True):
+        if old is new:
+            continue
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise BackendError("a step whose state changes its shape cannot be played again")
+        if held.get(_memory(new), old) is not old:
+            raise BackendError("a step whose states change places cannot be played again")
+        listener.may_write(old)
+        old.copy_(new)
+
+
+@contextmanager
+def _put_back() -> Iterator[None]:
+    """Leave torch as it was, also where an interruption hits a mode between its entry and its exit."""
+    modes, functions = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+    listener = library.listen(None)
+    try:
+        yield
+    finally:
+        library.listen(listener)
+        while torch._C._len_torch_dispatch_stack() > modes:
+            torch._C._pop_torch_dispatch_stack(None)
+        while torch._C._len_torch_function_stack() > functions:
+            torch._C._pop_torch_function_stack()
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
+class _Numbers(TorchFunctionMode):
+    """Refuses what takes numbers out of tensors past torch's dispatcher."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _TAKING:
+            raise BackendError(f"a step that takes numbers out of tensors ({func.__name__}) cannot be played again")
+        return func(*args, **(kwargs or {}))
+
+
 class _Listener(TorchDispatchMode):
-    """Writes down what runs while it listens."""
+    """Writes down what runs while it listens.
+
+    Args:
+        state: the tensors that may be written on.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled in here, and what keeps the compiler away takes a second to import
+        return False  # what keeps the compiler away takes a second to import
 
-    def __init__(self) -> None:
+    def __init__(self, state: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Callable[[], Any]] = []
         self.alive: list[Any] = []  # memory whose addresses kernels were handed, whoever held it
         self._program: Any = None  # the last one
         self._end = -1  # the number of calls when it began: it goes on while there are no others
-        self._outer: list[Any] = []  # it listens inside itself too
+        self._own = {_memory(t) for t in state}  # memory that may be written on: the state's, and what the call made
+        self._overwritten: set[int] = set()  # states that an operator has advanced, and nobody may look at any more
+        self._bytes = 0  # of what the call made
 
     def __enter__(self) -> _Listener:
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._outer.append(library.listen(self._native))
+        library.listen(self._native)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        library.listen(self._outer.pop())
+        library.listen(None)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def may_write(self, tensor: Tensor) -> None:
+        """This one is overwritten at the end of the call: what it held does not matter any more."""
+        self._overwritten.discard(_memory(tensor))
 
     def _native(self, function: Callable[..., Any], *numbers: Any) -> None:
         """Call a kernel, and add it to the program that those just before it are in."""
@@ -152,26 +206,23 @@ class _Listener(TorchDispatchMode):
             self._program = native.module().Program()
             self._add(self._program.run)
             self._end = len(self.calls)
-        self._program.record()
-        try:
-            function(*numbers)
-        finally:
-            native.module().stop_recording()
+        self._program.add(function, *numbers)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        given = _given(func, args, kwargs)
+        self._refuse(func, given)
         run = library.RUNS.get(func)
         if run is not None:
-            with self:
+            with torch._C.DisableTorchFunction(), self:
                 result = run(*args, **kwargs)
-            self._hold(args, result)
+            library.listen(self._native)
+            self._overwritten |= {_memory(tensor) for tensor, written in given if written}
+        else:
+            result = func(*args, **kwargs)
+        self._hold([tensor for tensor, _ in given], _each(result))
+        if run is not None:
             return result
-        if any(tag in func.tags for tag in _UNKNOWN):
-            raise BackendError(f"a step that asks for {func} cannot be played again")
-        result = func(*args, **kwargs)
-        self._hold(args, result)
-        if not all(isinstance(r, Tensor) for r in _each(result)):
-            raise BackendError(f"a step that asks for {func} cannot be played again")
         if func._schema.is_mutable:
             self._moved(args[0], args[1]) if func is _aten.copy_.default else self._add(partial(func, *args, **kwargs))
         elif func not in _EMPTY and not _views(args, result):
@@ -184,9 +235,31 @@ class _Listener(TorchDispatchMode):
                 self._add(_again(func, args, kwargs, result))
         return result
 
-    def _hold(self, args: Any, result: Any) -> None:
-        tensors = [t for t in (*args, *_each(result)) if isinstance(t, Tensor)]
-        self.alive += [t.untyped_storage() for t in tensors if not t.is_meta]
+    def _refuse(self, func: Any, given: list[tuple[Tensor, bool]]) -> None:
+        """Refuse what cannot be played again, before it has any effect."""
+        why = None
+        if any(tag in func.tags for tag in _UNKNOWN) or "batch_norm" in func._schema.name:  # it hides what it writes
+            why = "asks for"
+        elif any(_memory(tensor) in self._overwritten for tensor, _ in given):
+            why = "looks at a state that is overwritten already, in"
+        elif any(written and _memory(tensor) not in self._own for tensor, written in given):
+            why = "writes on what is not its own in"
+        if why is not None:
+            raise BackendError(f"a step that {why} {func} cannot be played again")
+
+    def _hold(self, given: list[Tensor], results: list[Any]) -> None:
+        """Keep all memory of an operator, for kernels were handed its address."""
+        if not all(isinstance(result, Tensor) for result in results):
+            raise BackendError("a step that asks for something else than tensors cannot be played again")
+        tensors = [*given, *(t for t in results if not t.is_meta)]
+        self.alive += [t.untyped_storage() for t in tensors]
+        known = {*self._own, *map(_memory, given)}
+        for tensor in tensors[len(given) :]:
+            if _memory(tensor) not in known:
+                self._own.add(_memory(tensor))
+                self._bytes += tensor.untyped_storage().nbytes()
+        if self._bytes > LARGEST:
+            raise BackendError(f"a step that makes more than {LARGEST >> 20} MB is not kept to be played again")
 
     def _add(self, call: Callable[[], Any]) -> None:
         self.calls.append(call)
@@ -204,9 +277,19 @@ class _Listener(TorchDispatchMode):
             self._add(partial(_aten.copy_.default, to, source))
 
 
-def _each(result: Any) -> list[Any]:
-    """The results of an operator that has one or several."""
-    return list(result) if isinstance(result, (tuple, list)) else [result]
+def _given(func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[Tensor, bool]]:
+    """The tensors with memory that an operator is given, and whether it writes on them."""
+    found = []
+    for i, argument in enumerate(func._schema.arguments):
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        found += [(t, written) for t in _each(value) if isinstance(t, Tensor) and not t.is_meta and t.numel()]
+    return found
+
+
+def _each(value: Any) -> list[Any]:
+    """The elements of an argument or result that may be a list."""
+    return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
 def _alike(result: Tensor, args: Any, kwargs: Any) -> bool:
