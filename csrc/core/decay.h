@@ -33,7 +33,8 @@ void decays(std::int64_t count, const T* log_decay, T* decay) {
 //     between_ij = exp(g_{j+1} + … + g_i) for j ≤ i, else 0      read_i = exp(g_0 + … + g_i)
 //     write_j = exp(g_{j+1} + … + g_{C−1})                       returned: the total exp(g_0 + … + g_{C−1})
 //
-// `row`, the length of the rows of between, is a multiple of lanes<T> and at least C; read and write have `row` numbers.
+// `row`, the length of the rows of between, is a multiple of lanes<T> and at least C; read and write have `row`
+// numbers.
 template <class T, bool before>
 T segments(std::int64_t tokens, const T* log_decay, T* between, std::int64_t row, T* read, T* write) {
   constexpr int wide = lanes<T>;
@@ -94,7 +95,8 @@ void segments_backward(std::int64_t tokens, const T* between, std::int64_t row, 
 constexpr std::int64_t sub_block = 16;
 
 // A chunk of C tokens, a multiple of 16 (what is missing: rows and columns of 0, log decays of 0). Matrices are [C, K]
-// by rows of K numbers, K a multiple of lanes<T> (what is missing: 0). `sets` sets of rows read, one of columns is read.
+// by rows of K numbers, K a multiple of lanes<T> (what is missing: 0). `sets` sets of rows read, one of columns is
+// read.
 template <class T, int sets>
 struct ChannelDecay {
   std::int64_t tokens;    // C

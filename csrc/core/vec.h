@@ -162,9 +162,9 @@ LAVAGNA_INLINE Vec<T> lift(Vec<T> x, Vec<T> y) {
   return lift<T, bit, upper>(x, y, std::make_integer_sequence<int, lanes<T>>());
 }
 
-// The sums of as many vectors as a vector has lanes: lane l of the result is the sum of x[l]. Changes x. Neighbours first,
-// so that it may be done in parts: of `count` vectors from number `count` · k on with bit 1, then of the results with
-// bit `count`.
+// The sums of as many vectors as a vector has lanes: lane l of the result is the sum of x[l]. Changes x. Neighbours
+// first, so that it may be done in parts: of `count` vectors from number `count` · k on with bit 1, then of the results
+// with bit `count`.
 template <class T, int count = lanes<T>, int bit = 1>
 LAVAGNA_INLINE Vec<T> sums(Vec<T>* x) {
   if constexpr (count == 1) {
@@ -311,8 +311,8 @@ LAVAGNA_INLINE Vec<T> sigmoid(Vec<T> x) {
 // ln(1 + e^x), with full relative accuracy where it is nearly e^x.
 //
 // max(x, 0) + ln(1 + w) with w = e^−|x|, and ln(1 + w) = 2 artanh(s / 2) with s = 2w / (2 + w) ≤ 2/3, which keeps the
-// relative accuracy of w: s + s³ p(s²), where p is minimax (float32; 5e-9) or Taylor's (4e-19). The caller makes s, which
-// the slope wants too: w = 2s / (2 − s).
+// relative accuracy of w: s + s³ p(s²), where p is minimax (float32; 5e-9) or Taylor's (4e-19). The caller makes s,
+// which the slope wants too: w = 2s / (2 − s).
 LAVAGNA_INLINE VecF rest_of_artanh(VecF square) {
   VecF p = splat(5.4735291e-04f);
   p = p * square + 2.1874327e-03f;
