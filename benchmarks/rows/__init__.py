@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..row import Row
-from . import calls, delta, lengths, linear, models, scan, short_conv, steps
+from . import calls, delta, lengths, linear, models, norm, scan, short_conv, steps
 
 __all__ = ["ROWS"]
 
@@ -12,6 +12,7 @@ ROWS: tuple[Row, ...] = (
     *delta.ROWS,
     *linear.ROWS,
     *short_conv.ROWS,
+    *norm.ROWS,
     *lengths.ROWS,
     *steps.ROWS,
     *calls.ROWS,

@@ -9,7 +9,7 @@ from benchmarks.__main__ import main, tell
 from benchmarks.measure import Crossover, Microseconds, Ratio, Side, Slope, rate, slope
 from benchmarks.peers import KIMI_CHUNKS, MAMBA2_CHUNKS, MAMBA_SCAN, MAMBAPY_SCAN, QWEN3_NEXT_CHUNKS, SDPA
 from benchmarks.row import Row, at_least, at_most, between, record, run_row, shown, spread
-from benchmarks.rows import ROWS
+from benchmarks.rows import ROWS, norm
 from benchmarks.rows.delta import GATED, KDA
 from benchmarks.rows.linear import LONG, MAMBA2
 from benchmarks.rows.scan import S6
@@ -53,6 +53,12 @@ def test_attention_reads_the_same_sizes() -> None:
     workload = LONG.resized(T=9)
     ours, theirs = (forward(workload, executor)().run() for executor in (PORTABLE, SDPA))
     assert theirs.transpose(1, 2).shape == ours.shape
+
+
+def test_both_sides_of_a_norm_compute_the_same() -> None:
+    for make in (norm.forward, norm.forward_backward):
+        ours, theirs = (make(impl).run() for impl in ("cpu", "torch"))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_a_rate_is_work_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
