@@ -38,6 +38,7 @@ lint: install
 # loaded before Python; Python's own leaks at its end are not ours.
 SANITIZED := build/sanitized
 SITE := import sysconfig; print(sysconfig.get_path("purelib"))
+SETS := from lavagna import native; print(*native.module().instruction_sets())
 CXX ?= c++
 
 sanitize: install
@@ -46,9 +47,15 @@ sanitize: install
 	LAVAGNA_REQUIRE_NATIVE=1 $(SANITIZED)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  --no-build-isolation --no-deps --force-reinstall --config-settings=build-dir=$(SANITIZED)/objects \
 	  --config-settings=cmake.define.LAVAGNA_SANITIZE=ON .
-	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
-	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(SANITIZED)/bin/python -m pytest -m subset -k 'cpu or test_shapes' --numprocesses auto --dist worksteal
+	set -e; \
+	export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
+	export LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)"; \
+	sets=$$($(SANITIZED)/bin/python -c '$(SETS)'); \
+	for set in $$sets; do \
+	  echo "sanitized kernels on $$set"; \
+	  LAVAGNA_CPU_ISA=$$set $(SANITIZED)/bin/python -m pytest -m subset \
+	    -k 'cpu or test_shapes or elementwise or skinny_linear or rms_norm' --numprocesses auto --dist worksteal; \
+	done
 
 bench: install
 	$(BIN)/python -m benchmarks

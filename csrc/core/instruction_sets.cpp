@@ -19,13 +19,13 @@ const char* compiler() {
 
 namespace {
 
-bool always() { return true; }
+bool has_baseline() { return true; }
 
 #if defined(LAVAGNA_X86)
-bool avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
-bool avx512() {
-  return avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 #endif
@@ -35,13 +35,8 @@ struct InstructionSet {
   bool (*usable)();
 };
 
-constexpr InstructionSet instruction_sets[] = {
-    {"baseline", always},
-#if defined(LAVAGNA_X86)
-    {"avx2", avx2},
-    {"avx512", avx512},
-#endif
-};
+#define LAVAGNA_ENTRY(set, ...) {#set, has_##set},
+constexpr InstructionSet instruction_sets[] = {LAVAGNA_EACH_INSTRUCTION_SET(LAVAGNA_ENTRY, )};
 
 constexpr int count = sizeof(instruction_sets) / sizeof(instruction_sets[0]);
 int chosen = -1;
@@ -64,7 +59,7 @@ void choose_instruction_set(int index) { chosen = index; }
 
 bool bfloat16_products() {
 #if defined(LAVAGNA_PAIRS)
-  return instruction_sets[instruction_set()].usable == avx512 && __builtin_cpu_supports("avx512bf16");
+  return instruction_sets[instruction_set()].usable == has_avx512 && __builtin_cpu_supports("avx512bf16");
 #else
   return false;
 #endif

@@ -1,5 +1,14 @@
 #pragma once
 
+// X(name, ...) for each instruction set that kernels are compiled for (CMakeLists.txt), the narrowest first.
+#if !defined(LAVAGNA_X86)
+#define LAVAGNA_EACH_INSTRUCTION_SET(X, ...) X(baseline, __VA_ARGS__)
+#elif defined(LAVAGNA_SANITIZE)
+#define LAVAGNA_EACH_INSTRUCTION_SET(X, ...) X(baseline, __VA_ARGS__) X(avx512, __VA_ARGS__)
+#else
+#define LAVAGNA_EACH_INSTRUCTION_SET(X, ...) X(baseline, __VA_ARGS__) X(avx2, __VA_ARGS__) X(avx512, __VA_ARGS__)
+#endif
+
 namespace lavagna {
 
 // The compiler and its version, for people.

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from lavagna import native
 
+pytestmark = pytest.mark.subset
+
 SETS = native.instruction_sets()
 EDGES = [0.0, -0.0, 1.0, -1.0, 3.0e38, -3.4e38, 1e-40, float("inf"), -float("inf"), 1.00390625, 1.01171875, 2**-126]
 
