@@ -21,7 +21,7 @@ from lavagna.training.optimizer import make_optimizer
 
 from ..limits import MB, huge, product
 from ..limits import read as read_memory
-from ..measure import Make, Ratio, ShareOutside, Side
+from ..measure import SLOW, Make, Ratio, ShareOutside, Side
 from ..row import Row, at_least, at_most, shown
 
 BYTES = 257  # a vocabulary of bytes and the end of a document
@@ -52,8 +52,8 @@ def mamba_130m(dtype: torch.dtype) -> LanguageModel:
     return LanguageModel(LanguageModelConfig(**preset("mamba-130m")), seed=0).to(dtype).eval()
 
 
-def generated_tokens(dtype: torch.dtype, tokens: int = 32) -> Side:
-    """Tokens of one sequence, drawn as ``lavagna generate`` draws them; work in bytes of weights."""
+def generated_tokens(dtype: torch.dtype, tokens: int = 256) -> Side:
+    """As many tokens of one sequence as ``lavagna generate`` draws by default, drawn so; work in bytes of weights."""
     model = mamba_130m(dtype)
     reading = read(model, [torch.arange(16)])
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -102,7 +102,7 @@ ROWS = (
             f"generate, mamba-130m shape, batch 1, {name} weights, 2 threads: bytes of weights a second",
             "reading memory, huge pages, 2 threads",
             at_least(0.75, "%"),
-            Ratio(weights_at(dtype), READ, threads=(2, 2)),
+            Ratio(weights_at(dtype), READ, threads=(2, 2), rounds=SLOW),
         )
         for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
     ),

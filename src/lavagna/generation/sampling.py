@@ -62,8 +62,10 @@ class Sampler:
 
     def _filtered(self, logits: Tensor) -> Tensor:
         options = self.sampling
-        # Subtracting the maximum first: a tiny temperature would overflow otherwise.
-        probabilities = ((logits - logits.amax(-1, keepdim=True)) / options.temperature).softmax(-1)
+        if options.temperature != 1:
+            # Subtracting the maximum first: a tiny temperature would overflow otherwise.
+            logits = (logits - logits.amax(-1, keepdim=True)) / options.temperature
+        probabilities = logits.softmax(-1)
         if options.top_k is not None:
             count = min(options.top_k, probabilities.shape[-1])
             probabilities = _likeliest(probabilities, torch.full_like(probabilities[:, :1], count, dtype=torch.int64))

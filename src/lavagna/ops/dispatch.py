@@ -317,7 +317,8 @@ class Table:
                 torch.is_grad_enabled()
                 or torch.is_autocast_enabled("cpu")
                 or torch.compiler.is_compiling()
-                or differentiated_forward()
+                or forward_ad._current_level >= 0
+                or torch._C._functorch.peek_interpreter_stack() is not None
             ):
                 return function(*args, **kwargs)
             values = (*args, *kwargs.values())

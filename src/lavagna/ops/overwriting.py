@@ -8,7 +8,12 @@ from threading import local
 
 __all__ = ["overwrites", "overwriting"]
 
-_thread = local()
+
+class _Thread(local):
+    allowed = False
+
+
+_thread = _Thread()
 
 
 @contextmanager
@@ -27,4 +32,4 @@ def overwriting() -> Iterator[None]:
 
 def overwrites() -> bool:
     """Whether the state of a call may be overwritten."""
-    return getattr(_thread, "allowed", False)
+    return _thread.allowed

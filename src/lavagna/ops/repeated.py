@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .constants import widened
-from .library import calling, observed
+from .library import calling
 
 __all__ = ["Plan", "Plans", "look", "make_plan"]
 
@@ -29,6 +29,10 @@ Plan = Callable[[tuple[Any, ...]], Any]
 
 _TENSORS = (Tensor, nn.Parameter)
 _PLAIN = (type(None), bool, int, float, str)
+
+#: who may want to see operators being called, but for transforms of functions: within those nothing is remembered
+_modes, _traced = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
+_profiled = torch._C._autograd._profiler_enabled
 
 look = attrgetter("shape", "dtype", "device")
 
@@ -108,7 +112,7 @@ def make_plan(
                 wider[place] = wider[place].to(wide)
             values = tuple(wider)
         given = {name: values[place] for name, place in named}
-        calling.direct = not observed()
+        calling.direct = not (_modes() or _traced() is not None or _profiled())
         try:
             output, state = function(*by_place(values + extra), **given, **by_name)
         finally:

@@ -104,7 +104,8 @@ def _run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     given, held = _given(*inputs)
     q, state = inputs[0], inputs[5].contiguous()
     output, final, kept = _shapes(*arguments)
-    untouched(output, kept)
+    if size:
+        untouched(output, kept)
     kernel("gated_delta_forward", q.dtype)(
         given,
         chunk_length(size, CHUNK, q.shape[3]) if size else 0,

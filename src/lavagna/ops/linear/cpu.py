@@ -93,7 +93,12 @@ def _given(
         (q, q_row), (k, k_row), (v, v_row) = rows(q), rows(k), rows(v)
     if log_decay is not None:
         gate = _GATES[log_decay.ndim]
-        log_decay, decay_row = (log_decay.contiguous(), 0) if gate == 1 else rows(log_decay)
+        if gate == 1:
+            log_decay = log_decay.contiguous()
+        elif log_decay.is_contiguous():
+            decay_row = HV if gate == 2 else HV * K
+        else:
+            log_decay, decay_row = rows(log_decay)
         decay_address = log_decay.data_ptr()
     if bonus is not None:
         bonus = bonus.contiguous()
@@ -255,10 +260,10 @@ def _read(inputs: tuple[Any, ...], final_S: Tensor, final_z: Tensor | None) -> T
     return o
 
 
-def _run_steps(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _run_steps(*inputs: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     S, z = inputs[5:7]
     final_S, final_z = alike(S), nothing(S) if z is None else alike(z)
-    return _read(inputs, final_S, final_z), final_S, final_z
+    return _read(inputs, final_S, None if z is None else final_z), final_S, final_z
 
 
 def _shapes_of_steps(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
