@@ -8,6 +8,7 @@ from . import calls, delta, lengths, linear, models, norm, scan, short_conv, ste
 __all__ = ["ROWS"]
 
 ROWS: tuple[Row, ...] = (
+    *models.GENERATION,  # first: in a process whose memory is in pieces weights find fewer large pages
     *scan.ROWS,
     *delta.ROWS,
     *linear.ROWS,

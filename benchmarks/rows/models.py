@@ -88,6 +88,17 @@ def trained(mixer: str, impl: str) -> Callable[[], Side]:
     return partial(training_step, preset(f"{mixer}-tiny"), 4, 256, impl)
 
 
+GENERATION = tuple(
+    Row(
+        f"generate-{name}",
+        f"generate, mamba-130m shape, batch 1, {name} weights, 2 threads: bytes of weights a second",
+        "reading memory, huge pages, 2 threads",
+        at_least(0.75, "%"),
+        Ratio(weights_at(dtype), READ, threads=(2, 2), rounds=SLOW),
+    )
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
+)
+
 ROWS = (
     Row(
         "training-rest",
@@ -95,16 +106,6 @@ ROWS = (
         "the whole step",
         at_most(0.25, "%"),
         ShareOutside(partial(training_step, DELTANET, 2, 2048), 2),
-    ),
-    *(
-        Row(
-            f"generate-{name}",
-            f"generate, mamba-130m shape, batch 1, {name} weights, 2 threads: bytes of weights a second",
-            "reading memory, huge pages, 2 threads",
-            at_least(0.75, "%"),
-            Ratio(weights_at(dtype), READ, threads=(2, 2), rounds=SLOW),
-        )
-        for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
     ),
     Row(
         "prefill",
