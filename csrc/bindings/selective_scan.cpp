@@ -60,7 +60,6 @@ void backward(int threads, const Given& given, Int rows, Int pieces, Address kep
               Address d_final, Address dx, Address d_dt, Address dA, Address dB, Address dC, Address dD, Address dz,
               Address d_bias, Address d_state) {
   SelectiveScan<T> a = arguments<T>(given);
-  constexpr Int wide = selective_scan_backward_channels;
   const Int tasks = a.channels == 0 ? 0 : a.groups * pieces * a.sequences.count;
   const Scratch scratch(team(threads, tasks) * selective_scan_scratch(a.states, true) * Int{sizeof(T)});
   a.scratch = scratch.as<T>();

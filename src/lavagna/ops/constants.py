@@ -23,8 +23,8 @@ _thread = local()
 def keeping(constants: Constants) -> Iterator[None]:
     """Inside, in this thread, constants are taken from here and left here.
 
-    Whoever keeps them must let go of them before parameters change: generation keeps them from step to step of one
-    stream, and not between a step and the next.
+    Whoever keeps them must let go of them when a parameter has changed: generation keeps them from step to step of one
+    stream, and looks at the parameters before each.
     """
     before = getattr(_thread, "constants", None)
     _thread.constants = constants

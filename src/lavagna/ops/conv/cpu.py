@@ -69,20 +69,12 @@ def _convolve(
     return y
 
 
-def _run_backward(
-    dy: Tensor,
-    d_tail: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor,
-    bounds: Tensor | None,
-    silu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _run_backward(dy: Tensor, d_tail: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, weight, bias, state, bounds, silu = inputs
     (x_rows, x_row), (dy_rows, dy_row) = rows(x), rows(dy)
     weight, state, d_tail = weight.contiguous(), state.contiguous(), d_tail.contiguous()
     bias = contiguous(bias)
-    dx, d_weight, d_bias, d_state = _shapes_of_backward(dy, d_tail, x, weight, bias, state, bounds, silu)
+    dx, d_weight, d_bias, d_state = _shapes_of_backward(dy, d_tail, *inputs)
     kernel("short_conv_backward", x.dtype)(
         *_sizes(x, weight, state, bounds, silu),
         *(address(x_rows), x_row, address(weight), address(bias), address(state)),
@@ -92,16 +84,8 @@ def _run_backward(
     return dx, d_weight, d_bias, d_state
 
 
-def _shapes_of_backward(
-    dy: Tensor,
-    d_tail: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor,
-    bounds: Tensor | None,
-    silu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _shapes_of_backward(dy: Tensor, d_tail: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, weight, bias, state, _, _ = inputs
     d_bias = x.new_empty(0 if bias is None else len(bias))
     return x.new_empty(x.shape), weight.new_empty(weight.shape), d_bias, state.new_empty(state.shape)
 
